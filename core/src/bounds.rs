@@ -1,0 +1,18 @@
+//! Every limit that more than one crate must agree on. A limit that one crate alone knows stays there.
+
+/// Positions in a block unless a layout says otherwise.
+pub const BLOCK_TOKENS: u32 = 16;
+/// Positions that one link of the block-hash chain covers, whatever the storage block.
+pub const HASH_BLOCK_TOKENS: usize = 16;
+/// Most top alternatives that a log-probability request may ask for.
+pub const TOP_LOGPROBS_MAX: u32 = 20;
+/// Most stop token ids in a request.
+pub const STOP_TOKENS_MAX: usize = 64;
+/// Most tokens (prompt and output) in a sequence, whatever the model says.
+pub const SEQUENCE_TOKENS_MAX: u32 = 1 << 20;
+/// Largest temperature.
+pub const TEMPERATURE_MAX: f32 = 2.0;
+/// Below this temperature sampling is greedy: dividing logits by less only loses precision.
+pub const TEMPERATURE_GREEDY_BELOW: f32 = 1e-4;
+/// How long an exporter keeps a lease that nobody renews.
+pub const LEASE_TTL_US: u64 = 30_000_000;
