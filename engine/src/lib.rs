@@ -1,1 +1,7 @@
-//! Placeholder.
+//! One model on one node, with no idea of a network.
+//!
+//! Read in this order: `sequence` (tokens of one request), `block_pool` and `prefix_cache` (where KV lives),
+//! `scheduler` (what the next step holds), `executor` (computing it), `sampler` (drawing the token).
+#![forbid(unsafe_code)]
+
+pub mod executor;
