@@ -1,1 +1,14 @@
-//! Placeholder.
+//! What every Tidemill process needs, whatever its role.
+//!
+//! `grpc` connects nodes (over TCP or within one process, the same code either way), `discovery` says who
+//! exists, `bind_guard` keeps ports private by default, `health` answers probes and metrics, `drain` turns
+//! signals into an orderly end, `telemetry` sets up logs, `config` reads flags, environment and file.
+#![forbid(unsafe_code)]
+
+pub mod bind_guard;
+pub mod config;
+pub mod discovery;
+pub mod drain;
+pub mod grpc;
+pub mod health;
+pub mod telemetry;
