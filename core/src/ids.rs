@@ -134,6 +134,10 @@ pub struct Epoch(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ReadId(pub u64);
 
+/// One call that a peer has made to this process (a stream or a question): what an answer is addressed to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct CallId(pub u64);
+
 /// Checksum (xxh3, 64 bits) of one slice's bytes. Guards against faults, not against attackers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Digest(pub u64);

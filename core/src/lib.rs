@@ -19,8 +19,8 @@ pub use block_hash::{BlockHash, block_hashes};
 pub use clock::{Clock, SystemClock, Timestamp, VirtualClock};
 pub use failure::{Failure, FailureCode};
 pub use ids::{
-    BlockIdx, Capability, Digest, Epoch, Incarnation, LayerGroupIdx, NodeId, ReadId, RequestId,
-    TokenId,
+    BlockIdx, CallId, Capability, Digest, Epoch, Incarnation, LayerGroupIdx, NodeId, ReadId,
+    RequestId, TokenId,
 };
 pub use kv_handle::{Endpoint, KvHandle, TransportKind};
 pub use kv_layout::{KvDtype, KvLayout, LayoutError, Slice};

@@ -2,7 +2,8 @@
 //!
 //! `grpc` connects nodes (over TCP or within one process, the same code either way), `discovery` says who
 //! exists, `bind_guard` keeps ports private by default, `health` answers probes and metrics, `drain` turns
-//! signals into an orderly end, `telemetry` sets up logs, `config` reads flags, environment and file.
+//! signals into an orderly end, `telemetry` sets up logs, `config` reads flags, environment and file, `streams`
+//! answers calls without ever waiting.
 #![forbid(unsafe_code)]
 
 pub mod bind_guard;
@@ -11,4 +12,5 @@ pub mod discovery;
 pub mod drain;
 pub mod grpc;
 pub mod health;
+pub mod streams;
 pub mod telemetry;
