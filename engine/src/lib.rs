@@ -5,3 +5,5 @@
 #![forbid(unsafe_code)]
 
 pub mod executor;
+pub mod intake;
+pub mod worker;
