@@ -3,7 +3,8 @@
 //! `grpc` connects nodes (over TCP or within one process, the same code either way), `discovery` says who
 //! exists, `bind_guard` keeps ports private by default, `health` answers probes and metrics, `drain` turns
 //! signals into an orderly end, `telemetry` sets up logs, `config` reads flags, environment and file, `streams`
-//! answers calls without ever waiting, `node_service` is what every node tells about itself.
+//! answers calls without ever waiting, `node_service` is what every node tells about itself, `inbox` and `load_board`
+//! are the ears and the voice of a node's loop.
 #![forbid(unsafe_code)]
 
 pub mod bind_guard;
@@ -12,6 +13,8 @@ pub mod discovery;
 pub mod drain;
 pub mod grpc;
 pub mod health;
+pub mod inbox;
+pub mod load_board;
 pub mod node_service;
 pub mod streams;
 pub mod telemetry;
