@@ -23,7 +23,7 @@ const REPLACED: &[(&str, &str)] = &[
 ];
 
 /// Words of the standard library or of a library that we call.
-const FOREIGN: &[&str] = &["swap", "from_num"];
+const FOREIGN: &[&str] = &["num", "swap", "swap_bytes", "hyper_util", "tokio_util"];
 
 /// What docs/glossary.md has to explain.
 const GLOSSARY: &[&str] = &[
