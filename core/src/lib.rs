@@ -13,6 +13,7 @@ pub mod ids;
 pub mod kv_handle;
 pub mod kv_layout;
 pub mod load_report;
+pub mod planted;
 pub mod request;
 
 pub use block_hash::{BlockHash, block_hashes};
