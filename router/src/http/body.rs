@@ -1,0 +1,211 @@
+//! A request's body, read with a limit on its kind, its size, its time and the memory of all bodies together.
+//!
+//! The limit is checked as bytes come in, so an endless or lying body costs no more than an honest one. The budget
+//! is held until the body has become tokens, which bounds what many large bodies cost at once.
+
+use super::error::ApiError;
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// Largest body.
+pub const BODY_BYTES_MAX: usize = 8 << 20;
+/// Longest time for a whole body.
+pub const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longest silence within a body.
+pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// What a permit of the budget stands for.
+const BUDGET_UNIT_BYTES: usize = 64 << 10;
+/// All bodies together.
+const BUDGET_BYTES: usize = 256 << 20;
+
+/// Memory for the bodies of all requests. Clones share it.
+#[derive(Clone)]
+pub(super) struct BodyBudget(Arc<Semaphore>);
+
+/// A body, and its share of the budget.
+pub(super) struct WholeBody {
+    pub(super) bytes: Vec<u8>,
+    _share: OwnedSemaphorePermit,
+}
+
+impl BodyBudget {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(BUDGET_BYTES / BUDGET_UNIT_BYTES)))
+    }
+
+    fn take(&self, n_units: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let n_units = u32::try_from(n_units).expect("a body has a limit");
+        let taken = Arc::clone(&self.0).try_acquire_many_owned(n_units);
+        taken.map_err(|_| {
+            let mut error = ApiError::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "overloaded",
+                "the bodies of other requests fill the router's memory for them; try again later",
+            );
+            error.retry_after = Some(Duration::from_secs(1));
+            error
+        })
+    }
+}
+
+/// Checks what the headers say about the body.
+///
+/// # Errors
+/// 415 for anything but plain JSON, 413 when the length is known to be too large.
+pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let unsupported = |message: String| {
+        ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            message,
+        )
+    };
+    let kind = text(header::CONTENT_TYPE).unwrap_or("missing");
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        return Err(unsupported(format!(
+            "content-type is {}; application/json is needed",
+            super::error::shown(kind)
+        )));
+    }
+    if let Some(encoding) = text(header::CONTENT_ENCODING)
+        && !encoding.trim().eq_ignore_ascii_case("identity")
+    {
+        return Err(unsupported(format!(
+            "content-encoding is {}; send the body without compression",
+            super::error::shown(encoding)
+        )));
+    }
+    let length = text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
+    match length {
+        Some(length) if length > BODY_BYTES_MAX as u64 => Err(too_large()),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the whole body.
+///
+/// # Errors
+/// 413 past the limit, 408 when it comes too slowly, 429 when the budget is used up, 400 when it breaks off.
+pub(super) async fn read(mut body: Body, budget: &BodyBudget) -> Result<WholeBody, ApiError> {
+    let deadline = Instant::now() + BODY_TIME_MAX;
+    let mut share = budget.take(1)?;
+    let mut bytes = Vec::new();
+    loop {
+        let frame = timeout_at(deadline, timeout(BODY_SILENCE_MAX, body.frame())).await;
+        let Ok(Ok(frame)) = frame else {
+            return Err(too_slow());
+        };
+        let Some(frame) = frame else {
+            return Ok(WholeBody {
+                bytes,
+                _share: share,
+            });
+        };
+        let frame = frame.map_err(|error| {
+            let message = format!("the body broke off: {error}");
+            ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", message)
+        })?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if bytes.len() + data.len() > BODY_BYTES_MAX {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&data);
+        let n_units = bytes.len().div_ceil(BUDGET_UNIT_BYTES);
+        if n_units > share.num_permits() {
+            share.merge(budget.take(n_units - share.num_permits())?);
+        }
+    }
+}
+
+fn too_large() -> ApiError {
+    ApiError::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!("the body has more than {BODY_BYTES_MAX} bytes, the most that is allowed"),
+    )
+}
+
+fn too_slow() -> ApiError {
+    ApiError::new(
+        StatusCode::REQUEST_TIMEOUT,
+        "body_timeout",
+        format!(
+            "the body came too slowly; {} s without a byte and {} s in all are allowed",
+            BODY_SILENCE_MAX.as_secs(),
+            BODY_TIME_MAX.as_secs()
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+    use futures::stream;
+    use std::convert::Infallible;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|&(name, value)| {
+            let name = axum::http::HeaderName::from_static(name);
+            (name, HeaderValue::from_static(value))
+        });
+        pairs.collect()
+    }
+
+    fn status(pairs: &[(&'static str, &'static str)]) -> u16 {
+        check_headers(&headers(pairs)).map_or_else(|error| error.status.as_u16(), |()| 200)
+    }
+
+    #[test]
+    fn b109_only_plain_json_of_a_fair_length() {
+        assert_eq!(status(&[("content-type", "application/json")]), 200);
+        assert_eq!(status(&[("content-type", "Application/JSON; charset=utf-8")]), 200);
+        assert_eq!(status(&[]), 415);
+        assert_eq!(status(&[("content-type", "text/plain")]), 415);
+        let json = ("content-type", "application/json");
+        assert_eq!(status(&[json, ("content-encoding", "gzip")]), 415);
+        assert_eq!(status(&[json, ("content-encoding", "identity")]), 200);
+        assert_eq!(status(&[json, ("content-length", "100000000")]), 413);
+    }
+
+    #[tokio::test]
+    async fn b109_an_endless_body_stops_at_the_limit() {
+        let budget = BodyBudget::new();
+        let endless = stream::repeat_with(|| Ok::<_, Infallible>(vec![b' '; 1 << 20]));
+        let refused = read(Body::from_stream(endless), &budget).await.err();
+        assert_eq!(refused.expect("refused").status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(budget.0.available_permits(), BUDGET_BYTES / BUDGET_UNIT_BYTES);
+    }
+
+    #[tokio::test]
+    async fn the_budget_bounds_all_bodies_together() {
+        let budget = BodyBudget::new();
+        let large = || read(Body::from(vec![b' '; BODY_BYTES_MAX]), &budget);
+        let mut held = Vec::new();
+        for _ in 0..BUDGET_BYTES / BODY_BYTES_MAX {
+            let body = large().await.ok().expect("within the budget");
+            assert_eq!(body.bytes.len(), BODY_BYTES_MAX);
+            held.push(body);
+        }
+        let refused = large().await.err().expect("refused");
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        held.clear();
+        assert!(large().await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b077_a_silent_body_times_out() {
+        let silent = stream::pending::<Result<Vec<u8>, Infallible>>();
+        let refused = read(Body::from_stream(silent), &BodyBudget::new()).await.err();
+        assert_eq!(refused.expect("refused").status, StatusCode::REQUEST_TIMEOUT);
+    }
+}

@@ -1,0 +1,165 @@
+//! The body of `/v1/completions`.
+//!
+//! A prompt is text or token ids, one or a list. Text may spell control tokens here: the one who writes a raw prompt
+//! writes the whole of what the model sees. `echo` with `max_tokens: 0` and `logprobs` scores a prompt without
+//! generating anything.
+
+use super::error::ApiError;
+use super::fields::{Fields, check_length, wrong_type};
+use super::json::parse_object;
+use super::request::{Common, read_token_ids};
+use super::unsupported;
+use crate::text::prompt::Prompt;
+use serde_json::Value;
+use tidemill_core::bounds;
+
+/// Most prompts of one request.
+pub const PROMPTS_MAX: usize = 128;
+/// Most choices of one request: prompts times `n`.
+pub const REQUEST_CHOICES_MAX: usize = 128;
+/// Output tokens when `max_tokens` is absent, as with OpenAI.
+pub const MAX_TOKENS_DEFAULT: u32 = 16;
+
+/// A completion request whose every field is within its bound.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CompletionRequest {
+    /// What both endpoints have.
+    pub common: Common,
+    /// At least one.
+    pub prompts: Vec<Prompt>,
+    /// Give the prompt back before the output.
+    pub echo: bool,
+    /// Report log-probabilities, each with this many rivals.
+    pub logprobs: Option<u32>,
+}
+
+/// Reads a completion request. Pure, whatever the bytes.
+///
+/// # Errors
+/// 400, with the field, the value and the bound.
+pub fn parse_completion(body: &[u8]) -> Result<CompletionRequest, ApiError> {
+    let map = parse_object(body)?;
+    let fields = Fields::new(&map);
+    unsupported::check_completion(&fields)?;
+    let common = Common::read(&fields)?;
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    if common.max_tokens == Some(0) && !echo {
+        return Err(ApiError::invalid(
+            "max_tokens",
+            "max_tokens is 0; without \"echo\": true at least 1 is needed",
+        ));
+    }
+    let prompts = read_prompts(&fields)?;
+    let n_choices = prompts.len() * common.n as usize;
+    if n_choices > REQUEST_CHOICES_MAX {
+        return Err(ApiError::invalid(
+            "n",
+            format!(
+                "{} prompts with n {} make {n_choices} choices; at most {REQUEST_CHOICES_MAX} are allowed",
+                prompts.len(),
+                common.n
+            ),
+        ));
+    }
+    Ok(CompletionRequest {
+        common,
+        prompts,
+        echo,
+        logprobs: fields.count("logprobs", bounds::TOP_LOGPROBS_MAX)?,
+    })
+}
+
+fn read_prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
+    let values = match fields.get("prompt") {
+        None => return Err(ApiError::invalid("prompt", "prompt is missing")),
+        Some(Value::String(text)) => return Ok(vec![Prompt::Text(text.clone())]),
+        Some(Value::Array(values)) => values,
+        Some(other) => {
+            return Err(wrong_type("prompt", "a string, token ids, or a list of them", other));
+        }
+    };
+    if values.is_empty() {
+        return Err(ApiError::invalid(
+            "prompt",
+            "prompt is an empty list; it needs at least one prompt or token id",
+        ));
+    }
+    if values[0].is_number() {
+        return Ok(vec![read_tokens(values, "prompt")?]);
+    }
+    check_length(values.len(), PROMPTS_MAX, "prompt")?;
+    let prompts = values.iter().enumerate().map(|(i, value)| match value {
+        Value::String(text) => Ok(Prompt::Text(text.clone())),
+        Value::Array(tokens) => read_tokens(tokens, &format!("prompt[{i}]")),
+        other => Err(wrong_type(&format!("prompt[{i}]"), "a string or token ids", other)),
+    });
+    prompts.collect()
+}
+
+fn read_tokens(values: &[Value], path: &str) -> Result<Prompt, ApiError> {
+    check_length(values.len(), bounds::SEQUENCE_TOKENS_MAX as usize, path)?;
+    read_token_ids(values, path).map(Prompt::Tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(body: &Value) -> Result<CompletionRequest, ApiError> {
+        parse_completion(body.to_string().as_bytes())
+    }
+
+    fn param(body: &Value) -> String {
+        let error = parse(body).expect_err("refused");
+        error.param.expect("names its field")
+    }
+
+    #[test]
+    fn every_form_of_prompt_is_read() {
+        let prompts = |prompt: Value| parse(&json!({"prompt": prompt})).map(|r| r.prompts);
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        assert_eq!(prompts(json!("a")), Ok(vec![text("a")]));
+        assert_eq!(prompts(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
+        assert_eq!(prompts(json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        assert_eq!(
+            prompts(json!([[1], [2, 3]])),
+            Ok(vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])])
+        );
+    }
+
+    #[test]
+    fn prompts_of_other_forms_are_refused() {
+        for (prompt, field) in [
+            (json!(null), "prompt"),
+            (json!([]), "prompt"),
+            (json!({"a": 1}), "prompt"),
+            (json!([1, "a"]), "prompt"),
+            (json!([1, -1]), "prompt"),
+            (json!([1, 1_u64 << 32]), "prompt"),
+            (json!([1, 1.5]), "prompt"),
+            (json!(["a", 1]), "prompt[1]"),
+            (json!([[1], ["a"]]), "prompt[1]"),
+            (json!(vec!["a"; 10_000]), "prompt"),
+        ] {
+            assert_eq!(param(&json!({"prompt": prompt})), field);
+        }
+    }
+
+    #[test]
+    fn b018_no_tokens_need_an_echo() {
+        let body = json!({"prompt": "a", "max_tokens": 0, "echo": true, "logprobs": 1});
+        let request = parse(&body).expect("allowed");
+        assert_eq!((request.common.max_tokens, request.logprobs), (Some(0), Some(1)));
+        assert_eq!(param(&json!({"prompt": "a", "max_tokens": 0})), "max_tokens");
+    }
+
+    #[test]
+    fn the_number_of_choices_is_bounded() {
+        assert_eq!(param(&json!({"prompt": vec!["a"; 20], "n": 8})), "n");
+        assert!(parse(&json!({"prompt": vec!["a"; 16], "n": 8})).is_ok());
+        assert_eq!(param(&json!({"prompt": "a", "best_of": 2})), "best_of");
+        assert_eq!(param(&json!({"prompt": "a", "suffix": "b"})), "suffix");
+        assert_eq!(param(&json!({"prompt": "a", "logprobs": 21})), "logprobs");
+    }
+}

@@ -1,0 +1,264 @@
+//! What `/v1/chat/completions` and `/v1/completions` have in common, read and checked once.
+//!
+//! Reading is pure: bytes in, a typed request or a refusal out, with no model at hand. What needs the model
+//! (token ids against the vocabulary, lengths against the context) is checked when the prompt becomes tokens.
+
+use super::error::{ApiError, shown};
+use super::fields::{Fields, integer, wrong_type};
+use serde_json::Value;
+use tidemill_core::{TokenId, bounds};
+
+/// Most choices for one prompt.
+pub const CHOICES_MAX: u32 = 8;
+/// Most stop strings.
+pub const STOPS_MAX: usize = 4;
+/// Longest stop string.
+pub const STOP_BYTES_MAX: usize = 256;
+/// Longest model name.
+const MODEL_BYTES_MAX: usize = 256;
+
+/// The fields of both endpoints.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Common {
+    /// The model asked for; `None`: the one that is served.
+    pub model: Option<String>,
+    /// Answer by server-sent events.
+    pub stream: bool,
+    /// Close the stream with a chunk that holds the usage.
+    pub include_usage: bool,
+    /// Choices for each prompt, 1 to `CHOICES_MAX`.
+    pub n: u32,
+    /// Most output tokens; `None`: the endpoint's default.
+    pub max_tokens: Option<u32>,
+    /// Sampling, where the client has a wish.
+    pub sampling: SamplingWish,
+    /// Stop strings, none of them empty.
+    pub stop: Vec<String>,
+    /// More stop tokens than the model's own.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Do not end at the model's own stop tokens.
+    pub ignore_eos: bool,
+}
+
+/// Sampling parameters that the client gave; the rest comes from the model's defaults.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct SamplingWish {
+    /// 0 to 2.
+    pub temperature: Option<f32>,
+    /// Above 0 to 1.
+    pub top_p: Option<f32>,
+    /// 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Any 64 bits.
+    pub seed: Option<u64>,
+}
+
+impl Common {
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        let stream = fields.bool("stream")?.unwrap_or(false);
+        Ok(Self {
+            model: read_model(fields)?,
+            stream,
+            include_usage: read_stream_options(fields, stream)?,
+            n: match fields.integer("n", 1..=i128::from(CHOICES_MAX))? {
+                Some(n) => u32::try_from(n).expect("at most CHOICES_MAX"),
+                None => 1,
+            },
+            max_tokens: read_max_tokens(fields)?,
+            sampling: SamplingWish::read(fields)?,
+            stop: read_stop(fields)?,
+            stop_token_ids: read_stop_token_ids(fields)?,
+            ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+        })
+    }
+}
+
+impl SamplingWish {
+    fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        let max = f64::from(bounds::TEMPERATURE_MAX);
+        let temperature = fields.number("temperature", &format!("0 to {max}"), |t| {
+            (0.0..=max).contains(&t)
+        })?;
+        let top_p = fields.number("top_p", "above 0 up to 1", |p| p > 0.0 && p <= 1.0)?;
+        let top_k = fields.integer("top_k", -1..=i128::from(u32::MAX))?;
+        let seed = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
+        Ok(Self {
+            // Adding zero turns -0 into 0.
+            temperature: temperature.map(|t| t as f32 + 0.0),
+            // A value too small for f32 keeps the one most likely token, as it would in f64.
+            top_p: top_p.map(|p| (p as f32).max(f32::MIN_POSITIVE)),
+            top_k: top_k.map(|k| u32::try_from(k.max(0)).expect("within the range")),
+            // Two's complement: -1 is the seed 2^64 - 1.
+            seed: seed.map(|seed| seed as u64),
+        })
+    }
+}
+
+fn read_model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
+    match fields.text("model")? {
+        Some(model) if model.len() > MODEL_BYTES_MAX => Err(ApiError::invalid(
+            "model",
+            format!(
+                "model has {} bytes; at most {MODEL_BYTES_MAX} are allowed",
+                model.len()
+            ),
+        )),
+        model => Ok(model.map(str::to_owned)),
+    }
+}
+
+fn read_stream_options(fields: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = fields.object("stream_options")? else {
+        return Ok(false);
+    };
+    if !stream {
+        return Err(ApiError::invalid(
+            "stream_options",
+            "stream_options is allowed only with \"stream\": true",
+        ));
+    }
+    Ok(options.bool("include_usage")?.unwrap_or(false))
+}
+
+fn read_max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let max = bounds::SEQUENCE_TOKENS_MAX;
+    let old = fields.count("max_tokens", max)?;
+    let new = fields.count("max_completion_tokens", max)?;
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
+            "max_completion_tokens",
+            format!(
+                "max_completion_tokens is {new} and max_tokens is {old}; give one of them, or the same value"
+            ),
+        )),
+        (old, new) => Ok(new.or(old)),
+    }
+}
+
+fn read_stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let values = match fields.get("stop") {
+        Some(one @ Value::String(_)) => std::slice::from_ref(one),
+        _ => fields.array("stop", STOPS_MAX)?.unwrap_or_default(),
+    };
+    values.iter().map(read_stop_string).collect()
+}
+
+fn read_stop_string(value: &Value) -> Result<String, ApiError> {
+    let Value::String(stop) = value else {
+        return Err(wrong_type("stop", "a string or an array of strings", value));
+    };
+    if (1..=STOP_BYTES_MAX).contains(&stop.len()) {
+        return Ok(stop.clone());
+    }
+    let message = format!(
+        "stop holds {}, which has {} bytes; 1 to {STOP_BYTES_MAX} are allowed",
+        shown(stop),
+        stop.len()
+    );
+    Err(ApiError::invalid("stop", message))
+}
+
+fn read_stop_token_ids(fields: &Fields<'_>) -> Result<Vec<TokenId>, ApiError> {
+    let values = fields
+        .array("stop_token_ids", bounds::STOP_TOKENS_MAX)?
+        .unwrap_or_default();
+    read_token_ids(values, "stop_token_ids")
+}
+
+/// Token ids; whether the vocabulary has them is checked later.
+pub(super) fn read_token_ids(values: &[Value], path: &str) -> Result<Vec<TokenId>, ApiError> {
+    let allowed = 0..=i128::from(TokenId::MAX);
+    let ids = values.iter().map(|value| {
+        let id = integer(value, path, allowed.clone())?;
+        Ok(TokenId::try_from(id).expect("within the range"))
+    });
+    ids.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: Value) -> Result<Common, ApiError> {
+        Common::read(&Fields::of(&body, String::new())?)
+    }
+
+    fn param(body: Value) -> String {
+        let error = read(body).expect_err("refused");
+        error.param.expect("names its field")
+    }
+
+    #[test]
+    fn b110_edge_values_of_sampling() {
+        for (field, bad) in [
+            ("top_p", json!(0)),
+            ("top_p", json!(1.000_000_1)),
+            ("top_p", json!(-0.1)),
+            ("top_k", json!(-2)),
+            ("top_k", json!(1_u64 << 32)),
+            ("top_k", json!(1.5)),
+            ("temperature", json!(2.0001)),
+            ("temperature", json!(-0.1)),
+            ("temperature", json!("1")),
+            ("seed", json!(18_446_744_073_709_551_616.0)),
+            ("seed", json!(0.5)),
+            ("n", json!(0)),
+            ("n", json!(9)),
+        ] {
+            assert_eq!(param(json!({field: bad})), field);
+        }
+        let wish = |body| read(body).expect("allowed").sampling;
+        assert_eq!(wish(json!({"top_p": 1})).top_p, Some(1.0));
+        assert_eq!(wish(json!({"top_p": 1e-60})).top_p, Some(f32::MIN_POSITIVE));
+        assert_eq!(wish(json!({"top_k": -1})).top_k, Some(0));
+        assert_eq!(wish(json!({"top_k": 4_000_000_000_u32})).top_k, Some(4_000_000_000));
+        assert_eq!(wish(json!({"seed": -1})).seed, Some(u64::MAX));
+        assert_eq!(wish(json!({"seed": u64::MAX})).seed, Some(u64::MAX));
+        assert_eq!(wish(json!({"temperature": null})).temperature, None);
+        let zero = wish(json!({"temperature": -0.0})).temperature.expect("given");
+        assert_eq!(zero.to_bits(), 0);
+        assert_eq!(wish(json!({"temperature": 1e-45})).temperature, Some(f32::from_bits(1)));
+    }
+
+    #[test]
+    fn b108_stop_strings_are_bounded() {
+        let many = vec!["x".repeat(10_000); 10_000];
+        assert_eq!(param(json!({"stop": many})), "stop");
+        assert_eq!(param(json!({"stop": ["a", "b", "c", "d", "e"]})), "stop");
+        assert_eq!(param(json!({"stop": "x".repeat(257)})), "stop");
+        assert_eq!(param(json!({"stop": ""})), "stop");
+        assert_eq!(param(json!({"stop": [1]})), "stop");
+        assert_eq!(param(json!({"stop": {"a": 1}})), "stop");
+        assert_eq!(read(json!({"stop": "a"})).expect("one").stop, ["a"]);
+        assert_eq!(read(json!({"stop": ["a", "b"]})).expect("two").stop, ["a", "b"]);
+        assert!(read(json!({"stop": null})).expect("none").stop.is_empty());
+    }
+
+    #[test]
+    fn the_two_names_of_max_tokens_must_agree() {
+        let max = |body| read(body).map(|common| common.max_tokens);
+        assert_eq!(max(json!({"max_tokens": 5})), Ok(Some(5)));
+        assert_eq!(max(json!({"max_completion_tokens": 6})), Ok(Some(6)));
+        assert_eq!(max(json!({"max_tokens": 5, "max_completion_tokens": 5})), Ok(Some(5)));
+        assert!(max(json!({"max_tokens": 5, "max_completion_tokens": 6})).is_err());
+        for bad in [json!(-1), json!(1_u64 << 31), json!(1_u64 << 63), json!(1.5), json!("10")] {
+            assert_eq!(param(json!({"max_tokens": bad})), "max_tokens");
+        }
+    }
+
+    #[test]
+    fn stream_options_need_a_stream() {
+        let body = json!({"stream": true, "stream_options": {"include_usage": true}});
+        assert!(read(body).expect("allowed").include_usage);
+        assert_eq!(param(json!({"stream_options": {}})), "stream_options");
+    }
+
+    #[test]
+    fn b022_stop_token_ids_are_bounded() {
+        assert_eq!(param(json!({"stop_token_ids": [-1]})), "stop_token_ids");
+        assert_eq!(param(json!({"stop_token_ids": vec![1; 65]})), "stop_token_ids");
+        let common = read(json!({"stop_token_ids": [1, 2]})).expect("allowed");
+        assert_eq!(common.stop_token_ids, [1, 2]);
+    }
+}
