@@ -1,1 +1,13 @@
-//! Placeholder.
+//! The decode role: KV and a first token come in from a prefill node, tokens go out.
+//!
+//! `node` is the whole logic as a pure machine; `run` is its loop, the only place that awaits; `rpc` translates
+//! messages; `exporters` and `pulls` are the hands that claim and fetch blocks. The prefill node has the same
+//! files, so that the difference between the roles is a diff.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod exporters;
+pub mod node;
+mod pulls;
+pub mod rpc;
+pub mod run;

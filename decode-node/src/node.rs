@@ -3,15 +3,16 @@
 //! One owner for everything that a node knows: the scheduler with its block pool, the imports with their
 //! reservations, and who waits for which answer. It holds no channel, task, lock or clock, so a test (and the
 //! simulator) is a list of events. Read downward: `submit` takes work in and ends it, `import` fetches KV from
-//! a prefill node, `step` computes.
+//! a prefill node, `renewal` keeps its leases, `step` computes.
 
 mod import;
+mod renewal;
 mod step;
 mod submit;
 #[cfg(test)]
 mod tests;
 
-use self::import::Importing;
+use self::import::{Importing, Pulling};
 use std::collections::{BTreeMap, VecDeque};
 use tidemill_core::{
     CallId, Failure, FailureCode, FinishReason, GenerateRequest, Incarnation, LoadReport, NodeId,
@@ -22,7 +23,12 @@ use tidemill_engine::executor::{LayerProgress, PromptLogprob, SequenceId, StepOu
 use tidemill_engine::intake::ModelFacts;
 use tidemill_engine::scheduler::{Scheduler, SchedulerConfig};
 use tidemill_kv_transfer::export::{Claim, ExportEvent, LeaseRef};
+use tidemill_kv_transfer::import::Credits;
 use tidemill_kv_transfer::transport::{PullRequest, PullResult};
+
+/// Bytes that all pulls of a node may have on their way together: enough for several peers at full speed, few
+/// enough that a slow one does not hold up the memory of the others.
+const PULL_BYTES_MAX: u64 = 64 << 20;
 
 /// One claim of ours at an exporter. A claim that was given up never matches again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -238,7 +244,8 @@ pub struct Node {
     reserving: VecDeque<RequestId>,
     claims: BTreeMap<ClaimId, RequestId>,
     /// Pulls in flight, those of given-up imports too: each owns its target blocks until it ends.
-    pulls: BTreeMap<PullId, RequestId>,
+    pulls: BTreeMap<PullId, Pulling>,
+    credits: Credits,
     /// The step in flight.
     step: Option<u64>,
     next_sequence: u64,
@@ -263,6 +270,7 @@ impl Node {
             reserving: VecDeque::new(),
             claims: BTreeMap::new(),
             pulls: BTreeMap::new(),
+            credits: Credits::new(PULL_BYTES_MAX),
             step: None,
             next_sequence: 0,
             next_claim: 0,
@@ -285,18 +293,19 @@ impl Node {
             Event::LayersDone(_) => {}
             Event::Exporter { claim, event } => self.hear_exporter(claim, event, now),
             Event::ClaimEnded { claim } => self.lose_claim(claim),
-            Event::PullDone { pull, result } => self.end_pull(pull, result, now),
-            Event::Renewed { exporter, gone } => self.lose_leases(&exporter, &gone),
+            Event::PullDone { pull, result } => self.end_pull(pull, &result, now),
+            Event::Renewed { exporter, gone } => self.hear_renewal(&exporter, &gone, now),
             Event::Drain => self.draining = true,
         }
         std::mem::take(&mut self.effects)
     }
 
-    /// Does what time asks for: reserves for waiting imports, renews leases, ends what is late, starts the next
-    /// step.
+    /// Does what time asks for: ends what is late, reserves for waiting imports, starts pulls, renews leases,
+    /// starts the next step.
     pub fn maintain(&mut self, now: Timestamp) -> Vec<Effect> {
         self.expire_imports(now);
         self.reserve_waiting(now);
+        self.start_pulls(now);
         self.renew_leases(now);
         self.start_step(now);
         std::mem::take(&mut self.effects)
@@ -341,6 +350,43 @@ impl Node {
             n_blocks_leased: 0,
             draining: self.draining,
         }
+    }
+
+    /// Proves that every block, import and answer has an owner.
+    ///
+    /// # Errors
+    /// Names what is wrong.
+    pub fn audit(&self) -> Result<(), String> {
+        self.pool.audit()?;
+        self.scheduler.audit(&self.pool)?;
+        self.audit_imports()?;
+        if self.requests.len() != self.generate_calls.len() {
+            return Err(format!(
+                "{} requests but {} calls",
+                self.requests.len(),
+                self.generate_calls.len()
+            ));
+        }
+        if self.requests.len() != self.sequences.len() + self.imports.len() {
+            return Err(format!(
+                "{} requests but {} sequences and {} imports",
+                self.requests.len(),
+                self.sequences.len(),
+                self.imports.len()
+            ));
+        }
+        for (request_id, request) in &self.requests {
+            let computes = request
+                .sequence_id
+                .is_some_and(|id| self.sequences.get(&id) == Some(request_id));
+            if computes == self.imports.contains_key(request_id) {
+                return Err(format!("request {request_id} is in two places or in none"));
+            }
+            if self.generate_calls.get(&request.call) != Some(request_id) {
+                return Err(format!("request {request_id} has nobody to answer to"));
+            }
+        }
+        Ok(())
     }
 
     /// A message for another life of this node is answered `gone`.

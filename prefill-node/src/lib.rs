@@ -1,1 +1,14 @@
-//! Placeholder.
+//! The prefill role: a prompt comes in, its KV and first token go out, lent to whichever decode node the router
+//! chose.
+//!
+//! `node` is the whole logic as a pure machine; `run` is its loop, the only place that awaits; `rpc` translates
+//! messages; `kv_server` and `digester` are the hands that lend and check blocks. The decode node has the same
+//! files, so that the difference between the roles is a diff.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod digester;
+pub mod kv_server;
+pub mod node;
+pub mod rpc;
+pub mod run;

@@ -12,16 +12,14 @@ mod submit;
 mod tests;
 
 use std::collections::BTreeMap;
-use tidemill_core::{
-    CallId, Capability, Digest, Endpoint, Failure, FailureCode, FinishReason, Incarnation, KvHandle,
-    LoadReport, NodeId, PrefillRequest, ReadId, RequestId, Role, SampledToken, Slice, Timestamp,
-    TokenLogprob,
-};
 use tidemill_core::kv_layout::SlicePlace;
-use tidemill_engine::block_pool::{BlockPool, Owner};
-use tidemill_engine::executor::{
-    LayerProgress, PromptLogprob, SequenceId, StepOutput, StepPlan,
+use tidemill_core::{
+    CallId, Capability, Digest, Endpoint, Failure, FailureCode, FinishReason, Incarnation,
+    KvHandle, LoadReport, NodeId, PrefillRequest, ReadId, RequestId, Role, SampledToken, Slice,
+    Timestamp,
 };
+use tidemill_engine::block_pool::BlockPool;
+use tidemill_engine::executor::{LayerProgress, PromptLogprob, SequenceId, StepOutput, StepPlan};
 use tidemill_engine::intake::ModelFacts;
 use tidemill_engine::scheduler::{Scheduler, SchedulerConfig};
 use tidemill_kv_transfer::export::{Claim, ExportEvent, ExportTable, LeaseRef, ReadAsk, ReadGrant};
@@ -83,9 +81,7 @@ pub enum Event {
     Digested {
         /// The job.
         job: ReadId,
-        /// Whose slices.
-        request_id: RequestId,
-        /// Their checksums.
+        /// The checksums of its slices.
         digests: Vec<(Slice, Digest)>,
     },
     /// A decode node claims a lease; announcements go to `call`.
@@ -146,9 +142,7 @@ pub enum Effect {
     Digest {
         /// The job; it owns the blocks until its answer.
         job: ReadId,
-        /// Whose slices.
-        request_id: RequestId,
-        /// Where they lie.
+        /// Where the slices lie.
         places: Vec<SlicePlace>,
     },
     /// Tell the router.
@@ -247,7 +241,8 @@ pub struct Node {
     claim_calls: BTreeMap<RequestId, CallId>,
     /// The step in flight: its id and the sequences in it that are exported, with their end positions.
     step: Option<step::InFlight>,
-    n_digest_jobs: u32,
+    /// Digest jobs in flight, those of given-up exports too: each owns its blocks until it ends.
+    digest_jobs: BTreeMap<ReadId, RequestId>,
     next_sequence: u64,
     next_read: u64,
     n_reports: u64,
@@ -267,7 +262,7 @@ impl Node {
             prefill_calls: BTreeMap::new(),
             claim_calls: BTreeMap::new(),
             step: None,
-            n_digest_jobs: 0,
+            digest_jobs: BTreeMap::new(),
             next_sequence: 0,
             next_read: 0,
             n_reports: 0,
@@ -281,15 +276,11 @@ impl Node {
     pub fn apply(&mut self, event: Event, now: Timestamp) -> Vec<Effect> {
         match event {
             Event::Prefill { call, request, to } => self.submit(call, request, to, now),
-            Event::Cancel { request_id, to } => self.cancel(request_id, to, now),
-            Event::CallEnded { call } => self.end_call(call, now),
+            Event::Cancel { request_id, to } => self.cancel(request_id, to),
+            Event::CallEnded { call } => self.end_call(call),
             Event::StepDone { step_id, result } => self.end_step(step_id, result, now),
             Event::LayersDone(progress) => self.note_layers(progress),
-            Event::Digested {
-                job,
-                request_id,
-                digests,
-            } => self.take_digests(job, request_id, &digests),
+            Event::Digested { job, digests } => self.take_digests(job, &digests),
             Event::Claim { call, claim, to } => self.claim(call, &claim, to, now),
             Event::Renew {
                 call,
@@ -326,7 +317,7 @@ impl Node {
         self.requests.is_empty()
             && self.step.is_none()
             && self.exports.is_empty()
-            && self.n_digest_jobs == 0
+            && self.digest_jobs.is_empty()
             && self.pool.n_free() == self.config.n_blocks
     }
 
@@ -359,6 +350,7 @@ impl Node {
     /// Names what is wrong.
     pub fn audit(&self) -> Result<(), String> {
         self.pool.audit()?;
+        self.scheduler.audit(&self.pool)?;
         self.exports.audit()?;
         if self.requests.len() != self.sequences.len() {
             return Err(format!(

@@ -8,9 +8,7 @@ use crate::run::Input;
 use futures::{Stream, StreamExt};
 use std::pin::Pin;
 use std::sync::Arc;
-use tidemill_core::{
-    CallId, Capability, Epoch, NodeId, PrefillRequest, RequestId, Timestamp,
-};
+use tidemill_core::{CallId, Capability, Epoch, NodeId, PrefillRequest, RequestId, Timestamp};
 use tidemill_engine::executor::PromptLogprob;
 use tidemill_kv_transfer::export::{Claim, ExportEvent, LeaseRef};
 use tidemill_proto::convert::{self, ConvertError, id_bytes};
@@ -23,6 +21,8 @@ use tonic::{Request, Response, Status};
 
 /// Largest message that a router may send: a prompt of the longest context, and room.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Most leases in one renewal.
+const LEASES_MAX: usize = 4096;
 
 /// Serves `PrefillNode` and `KvExport` by handing everything to the node's loop.
 #[derive(Clone)]
@@ -84,11 +84,14 @@ impl PrefillNode for Service {
         let to = convert::incarnation("expected_incarnation", &wire.expected_incarnation)?;
         let request: PrefillRequest = wire.try_into()?;
         let span = tracing::Span::current();
-        span.record("request_id", tracing::field::display(request.spec.request_id));
+        span.record(
+            "request_id",
+            tracing::field::display(request.spec.request_id),
+        );
         span.record("traceparent", request.spec.traceparent.as_str());
         let (call, sender, replies) = self.stream();
         let event = Event::Prefill { call, request, to };
-        self.send(Input::Prefill(event, sender)).await?;
+        self.send(Input::Prefill(call, event, sender)).await?;
         let wire = replies.map(move |event: PrefillEvent| {
             span.in_scope(|| trace(&event));
             Ok(wire_prefill_event(event))
@@ -110,7 +113,7 @@ impl PrefillNode for Service {
         let call = self.calls.next();
         let (reply, answer) = oneshot::channel();
         let event = Event::Rebind { call, lease, to };
-        let result = self.ask(Input::Rebind(event, reply), answer).await?;
+        let result = self.ask(Input::Rebind(call, event, reply), answer).await?;
         let failed = result.err().as_ref().map(Into::into);
         Ok(Response::new(v1::RebindReply { failed }))
     }
@@ -132,7 +135,7 @@ impl KvExport for Service {
         span.record("request_id", tracing::field::display(claim.request_id));
         let (call, sender, replies) = self.stream();
         let event = Event::Claim { call, claim, to };
-        self.send(Input::Claim(event, sender)).await?;
+        self.send(Input::Claim(call, event, sender)).await?;
         let wire = replies.map(move |event: ExportEvent| {
             if matches!(event, ExportEvent::Complete(_)) {
                 tracing::debug!(parent: &span, "every slice is announced");
@@ -149,6 +152,12 @@ impl KvExport for Service {
         let wire = request.into_inner();
         let to = convert::incarnation("expected_incarnation", &wire.expected_incarnation)?;
         let importer = convert::incarnation("importer_incarnation", &wire.importer_incarnation)?;
+        if wire.leases.len() > LEASES_MAX {
+            return Err(Status::invalid_argument(format!(
+                "leases: has {} entries; at most {LEASES_MAX} are allowed",
+                wire.leases.len()
+            )));
+        }
         let leases = wire
             .leases
             .iter()
@@ -163,7 +172,7 @@ impl KvExport for Service {
             to,
         };
         let (gone, expires_at): (Vec<RequestId>, Timestamp) =
-            self.ask(Input::Renew(event, reply), answer).await?;
+            self.ask(Input::Renew(call, event, reply), answer).await?;
         Ok(Response::new(v1::RenewReply {
             gone: gone.into_iter().map(|id| id_bytes(id.0)).collect(),
             expires_at_us: expires_at.0,

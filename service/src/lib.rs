@@ -4,7 +4,7 @@
 //! exists, `bind_guard` keeps ports private by default, `health` answers probes and metrics, `drain` turns
 //! signals into an orderly end, `telemetry` sets up logs, `config` reads flags, environment and file, `streams`
 //! answers calls without ever waiting, `node_service` is what every node tells about itself, `inbox` and `load_board`
-//! are the ears and the voice of a node's loop.
+//! are the ears and the voice of a node's loop, `running_node` keeps loop and server together.
 #![forbid(unsafe_code)]
 
 pub mod bind_guard;
@@ -16,5 +16,6 @@ pub mod health;
 pub mod inbox;
 pub mod load_board;
 pub mod node_service;
+pub mod running_node;
 pub mod streams;
 pub mod telemetry;

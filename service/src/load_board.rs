@@ -44,7 +44,9 @@ impl LoadBoard {
     pub fn wait_until(&self, wakeup: Option<Timestamp>, now: Timestamp) -> Duration {
         let longest = u64::try_from(INTERVAL_MAX.as_micros()).expect("a tenth of a second");
         let report_at = self.published_at.plus_us(longest);
-        wakeup.map_or(report_at, |at| at.min(report_at)).left_from(now)
+        wakeup
+            .map_or(report_at, |at| at.min(report_at))
+            .left_from(now)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::{Effect, Finished, GenerateEvent, Node};
 use tidemill_core::{Failure, SampledToken, Timestamp};
+use tidemill_engine::block_pool::Owner;
 use tidemill_engine::executor::{SequenceId, StepOutput};
-use tidemill_engine::scheduler::SequenceEvent;
+use tidemill_engine::scheduler::{self, SequenceEvent};
 
 impl Node {
     pub(super) fn start_step(&mut self, now: Timestamp) {
@@ -59,6 +60,26 @@ impl Node {
             self.effects.push(Effect::Release { exporter, lease });
         }
         self.tell_sequence(sequence_id, GenerateEvent::Token(token));
+    }
+
+    fn finish(&mut self, finished: scheduler::Finished) {
+        self.pool.release_all(Owner::Sequence(finished.sequence_id));
+        let Some(&request_id) = self.sequences.get(&finished.sequence_id) else {
+            return;
+        };
+        let request = self.forget_request(request_id).expect("audited pair");
+        if let Some((exporter, lease)) = request.lender {
+            self.effects.push(Effect::Release { exporter, lease });
+        }
+        let finished = Finished {
+            reason: finished
+                .reason
+                .expect("a sequence that ends by its conditions names one"),
+            n_output_tokens: finished.n_output_tokens,
+            n_cached_tokens: finished.n_cached_tokens,
+            n_computed_tokens: finished.n_computed_tokens,
+        };
+        self.tell_router(request.call, GenerateEvent::Finished(finished));
     }
 
     fn tell_sequence(&mut self, sequence_id: SequenceId, event: GenerateEvent) {

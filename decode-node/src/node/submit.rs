@@ -45,7 +45,7 @@ impl Node {
         }
         let id = request.spec.request_id;
         // Pulls of a given-up import still name its id as the owner of blocks.
-        if self.requests.contains_key(&id) || self.pulls.values().any(|of| *of == id) {
+        if self.requests.contains_key(&id) || self.is_pulling(id) {
             return Err(Failure::new(
                 FailureCode::InvalidRequest,
                 format!("request id {id} is in use; every attempt needs a fresh one"),
@@ -113,8 +113,12 @@ impl Node {
         let request_id = spec.request_id;
         let n_output = count(spec.emitted.len());
         let sequence_id = self.new_sequence();
-        self.scheduler
-            .submit(Sequence::new(sequence_id, spec, hashes, FinishAfter::Conditions))?;
+        self.scheduler.submit(Sequence::new(
+            sequence_id,
+            spec,
+            hashes,
+            FinishAfter::Conditions,
+        ))?;
         self.remember(request_id, call, None, n_output);
         self.attach_sequence(request_id, sequence_id);
         self.tell_router(call, GenerateEvent::Accepted);

@@ -20,7 +20,8 @@ impl Node {
                 if let Some(former) = self.claim_calls.insert(claim.request_id, call)
                     && former != call
                 {
-                    let failure = Failure::new(FailureCode::Gone, "claimed again under a newer call");
+                    let failure =
+                        Failure::new(FailureCode::Gone, "claimed again under a newer call");
                     self.tell_importer(former, ExportEvent::Failed(failure));
                 }
                 for event in events {
@@ -102,21 +103,14 @@ impl Node {
         for place in &places {
             self.pool.share(place.block, Owner::Read(job));
         }
-        self.n_digest_jobs += 1;
-        self.effects.push(Effect::Digest {
-            job,
-            request_id,
-            places,
-        });
+        self.digest_jobs.insert(job, request_id);
+        self.effects.push(Effect::Digest { job, places });
     }
 
-    pub(super) fn take_digests(
-        &mut self,
-        job: ReadId,
-        request_id: RequestId,
-        digests: &[(Slice, Digest)],
-    ) {
-        self.n_digest_jobs -= 1;
+    pub(super) fn take_digests(&mut self, job: ReadId, digests: &[(Slice, Digest)]) {
+        let Some(request_id) = self.digest_jobs.remove(&job) else {
+            return;
+        };
         self.pool.release_all(Owner::Read(job));
         // The export may have ended meanwhile; then nobody wants to know.
         for event in self.exports.digested(request_id, digests) {

@@ -3,7 +3,7 @@
 use super::{Effect, FirstToken, Node, PrefillEvent};
 use tidemill_core::kv_layout::SlicePlace;
 use tidemill_core::{
-    BlockIdx, Failure, FailureCode, KvHandle, LayerGroupIdx, RequestId, SampledToken, Timestamp,
+    BlockIdx, Failure, FailureCode, KvHandle, LayerGroupIdx, RequestId, Timestamp,
 };
 use tidemill_engine::block_pool::Owner;
 use tidemill_engine::executor::{LayerProgress, SequenceId, StepOutput};
@@ -27,7 +27,12 @@ impl Node {
         let mut exported = Vec::new();
         for item in &mut plan.items {
             let end = item.start_position + u32::try_from(item.tokens.len()).expect("bounded");
-            if self.open_export(item.sequence_id, item.start_position, &item.block_table, now) {
+            if self.open_export(
+                item.sequence_id,
+                item.start_position,
+                &item.block_table,
+                now,
+            ) {
                 item.report_progress = true;
                 exported.push((item.sequence_id, end));
             }
@@ -86,7 +91,10 @@ impl Node {
     fn note_final(&mut self, request_id: RequestId, n_tokens: u32) {
         let mut places = Vec::new();
         for group in 0..self.config.facts.layout.n_groups() {
-            places.extend(self.exports.layers_done(request_id, LayerGroupIdx(group), n_tokens));
+            places.extend(
+                self.exports
+                    .layers_done(request_id, LayerGroupIdx(group), n_tokens),
+            );
         }
         self.digest(request_id, places);
     }
@@ -135,13 +143,60 @@ impl Node {
                 }
                 // The one token comes with the end.
                 SequenceEvent::Token { .. } | SequenceEvent::Started { .. } => {}
-                SequenceEvent::Finished(finished) => self.finish(finished),
-                SequenceEvent::Preempted { sequence_id } => self.give_up_preempted(sequence_id, now),
+                SequenceEvent::Finished(finished) => self.finish(finished, now),
+                SequenceEvent::Preempted { sequence_id } => self.give_up_preempted(sequence_id),
                 SequenceEvent::Failed {
                     sequence_id,
                     failure,
                 } => self.fail_sequence(sequence_id, failure),
             }
+        }
+    }
+
+    /// The first token goes out at once; the blocks go to the lease when there is more to decode.
+    fn finish(&mut self, finished: Finished, now: Timestamp) {
+        let owner = Owner::Sequence(finished.sequence_id);
+        let Some(&request_id) = self.sequences.get(&finished.sequence_id) else {
+            self.pool.release_all(owner);
+            return;
+        };
+        let request = self.forget_request(request_id).expect("audited pair");
+        let first = FirstToken {
+            token: finished.last_token.clone(),
+            n_cached_tokens: finished.n_cached_tokens,
+            n_computed_tokens: finished.n_computed_tokens,
+            finish: finished.reason,
+        };
+        self.tell_router(request.call, PrefillEvent::FirstToken(first));
+        match finished.last_token {
+            Some(token) if finished.reason.is_none() && self.exports.contains(request_id) => {
+                self.pool.transfer(owner, Owner::Lease(request_id));
+                for event in self.exports.complete(request_id, token, now) {
+                    self.announce(request_id, event);
+                }
+            }
+            _ => {
+                self.pool.release_all(owner);
+                self.end_lease(request_id, "the first token ended the request");
+            }
+        }
+    }
+
+    /// What was announced of a preempted sequence lies in blocks that it has lost: its importer cannot go on, and the
+    /// router does better elsewhere. One that nobody imports is just computed again.
+    fn give_up_preempted(&mut self, sequence_id: SequenceId) {
+        let Some(&request_id) = self.sequences.get(&sequence_id) else {
+            return;
+        };
+        if self.exports.contains(request_id) {
+            let why = "an older request needed the KV blocks of this one; ask another node";
+            self.fail_request(request_id, Failure::new(FailureCode::Overloaded, why));
+        }
+    }
+
+    fn fail_sequence(&mut self, sequence_id: SequenceId, failure: Failure) {
+        if let Some(&request_id) = self.sequences.get(&sequence_id) {
+            self.fail_request(request_id, failure);
         }
     }
 

@@ -39,7 +39,9 @@ impl Node {
             ));
         }
         let id = spec.request_id;
-        if self.requests.contains_key(&id) || self.exports.contains(id) {
+        // Digests of a given-up export still name its id.
+        let is_digested = self.digest_jobs.values().any(|of| *of == id);
+        if self.requests.contains_key(&id) || self.exports.contains(id) || is_digested {
             return Err(Failure::new(
                 FailureCode::InvalidRequest,
                 format!("request id {id} is in use; every attempt needs a fresh one"),
@@ -59,8 +61,12 @@ impl Node {
         self.next_sequence += 1;
         let n_context = u32::try_from(spec.n_context()).expect("checked against the context");
         let n_left = spec.stop.max_tokens as usize - spec.emitted.len();
-        self.scheduler
-            .submit(Sequence::new(sequence_id, spec, hashes, FinishAfter::FirstToken))?;
+        self.scheduler.submit(Sequence::new(
+            sequence_id,
+            spec,
+            hashes,
+            FinishAfter::FirstToken,
+        ))?;
         self.requests.insert(
             request_id,
             Request {
@@ -77,31 +83,32 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn cancel(&mut self, request_id: RequestId, to: Incarnation, now: Timestamp) {
+    pub(super) fn cancel(&mut self, request_id: RequestId, to: Incarnation) {
         // An unknown or ended id, or another life's: nothing to do, and nothing to tell.
         if self.check_life(to).is_err() {
             return;
         }
         let cancelled = Failure::new(FailureCode::Cancelled, "cancelled by the router");
-        self.fail_request(request_id, cancelled, now);
+        self.fail_request(request_id, cancelled);
+        // Also when the prefill is over and only its lease lives.
         self.end_lease(request_id, "the request was cancelled by the router");
     }
 
     /// A prefill stream's reader leaving before the first token is a cancel; an importer's leaving is not: its
     /// lease lives until it is released or expires.
-    pub(super) fn end_call(&mut self, call: CallId, now: Timestamp) {
+    pub(super) fn end_call(&mut self, call: CallId) {
         if let Some(&request_id) = self.prefill_calls.get(&call) {
             let left = Failure::new(FailureCode::Cancelled, "the stream's reader has left");
-            self.fail_request(request_id, left, now);
-            self.end_lease(request_id, "the request was cancelled by the router");
+            self.fail_request(request_id, left);
         }
         self.claim_calls.retain(|_, claimed| *claimed != call);
     }
 
-    /// Ends an unfinished prefill; a no-op when there is none.
-    pub(super) fn fail_request(&mut self, request_id: RequestId, failure: Failure, now: Timestamp) {
+    /// Ends an unfinished prefill and its lease; a no-op when there is none.
+    pub(super) fn fail_request(&mut self, request_id: RequestId, failure: Failure) {
         if let Some(request) = self.forget_request(request_id) {
-            self.scheduler.cancel(&mut self.pool, request.sequence_id, now);
+            self.scheduler.cancel(&mut self.pool, request.sequence_id);
+            self.end_lease(request_id, &failure.message);
             self.tell_router(request.call, PrefillEvent::Failed(failure));
         }
     }
