@@ -4,6 +4,11 @@
 //! `scheduler` (what the next step holds), `executor` (computing it), `sampler` (drawing the token).
 #![forbid(unsafe_code)]
 
+pub mod block_pool;
 pub mod executor;
 pub mod intake;
+mod prefix_cache;
+pub mod sampler;
+pub mod scheduler;
+pub mod sequence;
 pub mod worker;

@@ -5,6 +5,8 @@
 //! never sees requests, roles or peers. While it computes it reports which layer groups of which sequences are
 //! final, so that their slices can leave while later layers still run.
 
+pub mod simulated;
+
 use tidemill_core::{
     BlockIdx, Failure, LayerGroupIdx, LogprobSpec, SampledToken, SamplingParams, TokenId,
     TokenLogprob,
@@ -121,8 +123,9 @@ impl ProgressSink for NoProgress {
 
 /// Computes steps. `Send`, so that it can live on a compute thread.
 pub trait Executor: Send {
-    /// Computes one step. Unused tail positions of a sequence's last block are zero when it first gets the
-    /// block. A failure of the whole step (not of one row) fails every sequence in it and no other.
+    /// Computes one step. A block whose first position is fed is new to its sequence and holds anything: the
+    /// executor zeroes it first, so that unused tail positions are zero. A failure of the whole step (not of
+    /// one row) fails every sequence in it and no other.
     ///
     /// # Errors
     /// When nothing of the batch could be computed (a block index out of range, out of memory).
