@@ -7,7 +7,11 @@
 
 use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::packed::GROUP_INPUTS;
+use crate::cpu::shards::Shards;
+use crate::cpu::team::Team;
 
+/// Elements of one part of a row-wise operation: some microseconds, well above the cost of a claim.
+const PART_ELEMENTS: usize = 4096;
 const QUANT_MAX: f32 = 127.0;
 /// Bit patterns of magnitudes from here on are infinity and NaN.
 const INFINITY_BITS: u32 = 0x7f80_0000;
@@ -87,6 +91,55 @@ impl Activations {
     /// All rows, to be written; [`Self::quantise`] afterwards.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
+    }
+
+    /// Has every row filled by `fill(row, values)` and makes its int8 form, rows in parallel.
+    pub(crate) fn fill_rows(
+        &mut self,
+        isa: Isa,
+        team: &mut Team,
+        fill: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        let (n, n_rows, quantised) = (self.n_columns, self.n_rows, self.quantised);
+        let n_groups = n / GROUP_INPUTS;
+        let values = Shards::new(&mut self.values);
+        let quants = Shards::new(&mut self.quants);
+        let scales = Shards::new(&mut self.scales);
+        let sums = Shards::new(&mut self.sums);
+        let grain = PART_ELEMENTS.div_ceil(n.max(1));
+        team.run_ranges(n_rows, grain, &|rows| {
+            for row in rows {
+                // SAFETY: each row is filled by the one part that holds it.
+                let values = unsafe { values.range(row * n..(row + 1) * n) };
+                fill(row, values);
+                if quantised {
+                    let groups = row * n_groups..(row + 1) * n_groups;
+                    // SAFETY: as above.
+                    let row = unsafe {
+                        QuantRow {
+                            values,
+                            quants: quants.range(row * n..(row + 1) * n),
+                            scales: scales.range(groups.clone()),
+                            sums: sums.range(groups),
+                        }
+                    };
+                    quantise_row(isa, row);
+                }
+            }
+        });
+    }
+
+    /// Copies some rows of `source`, in the order given, with their int8 form.
+    ///
+    /// # Panics
+    /// When a row does not exist.
+    pub fn copy_rows(&mut self, isa: Isa, source: &Self, rows: &[usize]) {
+        let n = source.n_columns;
+        self.resize(rows.len(), n);
+        for (target, &row) in self.values.chunks_exact_mut(n.max(1)).zip(rows) {
+            target.copy_from_slice(&source.values[row * n..(row + 1) * n]);
+        }
+        self.quantise(isa);
     }
 
     /// Makes the int8 form of all rows, where one is kept.

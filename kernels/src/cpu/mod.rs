@@ -6,18 +6,31 @@
 //! quantised groups run in index order.
 
 mod activations;
+mod attention;
 mod buffer;
+mod exp;
 mod isa;
+mod kv_element;
+mod kv_store;
+mod lanes;
 mod matmul;
+mod norm;
 mod packed;
 pub mod real;
+mod rope;
 mod shards;
+mod silu;
 mod team;
 #[cfg(test)]
 mod test_data;
 
 pub use activations::Activations;
+pub use attention::{AttentionPlan, HeadShape, attend};
 pub use isa::{Avx2, Isa};
+pub use kv_store::{LayerCache, Span, store_kv};
 pub use matmul::{Output, matmul};
+pub use norm::rms_norm;
 pub use packed::{PackError, PackedMatrix, RawMatrix, WeightFormat};
+pub use rope::RopeTable;
+pub use silu::silu_mul;
 pub use team::{N_PARTS_MAX, N_THREADS_MAX, Team};

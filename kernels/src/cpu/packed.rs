@@ -9,9 +9,9 @@ use crate::cpu::buffer::AlignedBytes;
 use half::{bf16, f16};
 
 /// Outputs of a panel.
-pub const PANEL_OUTPUTS: usize = 8;
+pub(crate) const PANEL_OUTPUTS: usize = 8;
 /// Inputs of a quantisation group.
-pub const GROUP_INPUTS: usize = 32;
+pub(crate) const GROUP_INPUTS: usize = 32;
 
 /// How the numbers of a matrix lie in a model file. The block types are GGUF's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,70 @@
+//! Merging the parts of tiles, in order: the running maximum, the sum of weights, and the weighted sums.
+
+use super::tile::TilePart;
+use crate::cpu::exp::exp;
+use crate::cpu::isa::{Isa, dispatch};
+
+/// What has been merged so far for one query; its weighted sums lie beside it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Running {
+    so_far: Option<TilePart>,
+}
+
+impl Running {
+    /// Adds a tile's part, with its weighted sums `found`, to `sums`.
+    pub(super) fn add(&mut self, isa: Isa, part: &TilePart, found: &[f32], sums: &mut [f32]) {
+        let Some(so_far) = self.so_far else {
+            sums.copy_from_slice(found);
+            self.so_far = Some(*part);
+            return;
+        };
+        let max = if so_far.max < part.max {
+            part.max
+        } else {
+            so_far.max
+        };
+        let keep = exp(so_far.max - max);
+        let take = exp(part.max - max);
+        dispatch!(
+            isa,
+            scalar((keep, take), found, sums),
+            avx2::merge((keep, take), found, sums)
+        );
+        self.so_far = Some(TilePart {
+            max,
+            sum: so_far.sum.mul_add(keep, part.sum * take),
+        });
+    }
+
+    /// Writes the weighted mean.
+    pub(super) fn finish(&self, sums: &[f32], target: &mut [f32]) {
+        let so_far = self.so_far.expect("a position attends at least to itself");
+        let inverse = 1.0 / so_far.sum;
+        for (target, sum) in target.iter_mut().zip(sums) {
+            *target = sum * inverse;
+        }
+    }
+}
+
+fn scalar((keep, take): (f32, f32), found: &[f32], sums: &mut [f32]) {
+    for (sum, found) in sums.iter_mut().zip(found) {
+        *sum = sum.mul_add(keep, found * take);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use crate::cpu::lanes::avx2::{load8, store8};
+    use std::arch::x86_64::*;
+
+    /// Heads have whole eights of elements.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn merge((keep, take): (f32, f32), found: &[f32], sums: &mut [f32]) {
+        let (keep, take) = (_mm256_set1_ps(keep), _mm256_set1_ps(take));
+        let (sums, _) = sums.as_chunks_mut::<8>();
+        for (sum, found) in sums.iter_mut().zip(found.as_chunks::<8>().0) {
+            let taken = _mm256_mul_ps(load8(found), take);
+            store8(_mm256_fmadd_ps(load8(sum), keep, taken), sum);
+        }
+    }
+}
