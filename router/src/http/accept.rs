@@ -98,7 +98,10 @@ pub(super) async fn serve(
     }
     drop(listener);
     let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(limits.drain_time_max, drained).await.is_err() {
+    if tokio::time::timeout(limits.drain_time_max, drained)
+        .await
+        .is_err()
+    {
         tracing::warn!("requests were still open at the end of the drain; they are cancelled");
     }
     Ok(())

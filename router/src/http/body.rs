@@ -168,7 +168,10 @@ mod tests {
     #[test]
     fn b109_only_plain_json_of_a_fair_length() {
         assert_eq!(status(&[("content-type", "application/json")]), 200);
-        assert_eq!(status(&[("content-type", "Application/JSON; charset=utf-8")]), 200);
+        assert_eq!(
+            status(&[("content-type", "Application/JSON; charset=utf-8")]),
+            200
+        );
         assert_eq!(status(&[]), 415);
         assert_eq!(status(&[("content-type", "text/plain")]), 415);
         let json = ("content-type", "application/json");
@@ -182,8 +185,14 @@ mod tests {
         let budget = BodyBudget::new();
         let endless = stream::repeat_with(|| Ok::<_, Infallible>(vec![b' '; 1 << 20]));
         let refused = read(Body::from_stream(endless), &budget).await.err();
-        assert_eq!(refused.expect("refused").status, StatusCode::PAYLOAD_TOO_LARGE);
-        assert_eq!(budget.0.available_permits(), BUDGET_BYTES / BUDGET_UNIT_BYTES);
+        assert_eq!(
+            refused.expect("refused").status,
+            StatusCode::PAYLOAD_TOO_LARGE
+        );
+        assert_eq!(
+            budget.0.available_permits(),
+            BUDGET_BYTES / BUDGET_UNIT_BYTES
+        );
     }
 
     #[tokio::test]
@@ -205,7 +214,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn b077_a_silent_body_times_out() {
         let silent = stream::pending::<Result<Vec<u8>, Infallible>>();
-        let refused = read(Body::from_stream(silent), &BodyBudget::new()).await.err();
-        assert_eq!(refused.expect("refused").status, StatusCode::REQUEST_TIMEOUT);
+        let refused = read(Body::from_stream(silent), &BodyBudget::new())
+            .await
+            .err();
+        assert_eq!(
+            refused.expect("refused").status,
+            StatusCode::REQUEST_TIMEOUT
+        );
     }
 }

@@ -83,7 +83,14 @@ fn read_messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
 }
 
 fn read_message(message: &Fields<'_>) -> Result<Message, ApiError> {
-    for name in ["name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"] {
+    for name in [
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "function_call",
+        "refusal",
+        "audio",
+    ] {
         let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
         if message.get(name).is_some_and(|value| !is_empty(value)) {
             let path = message.path(name);
@@ -175,7 +182,10 @@ mod tests {
             .iter()
             .map(|message| (message.role.name(), message.content.as_str()))
             .collect();
-        assert_eq!(read, [("system", "be kind"), ("user", "ab"), ("assistant", "c")]);
+        assert_eq!(
+            read,
+            [("system", "be kind"), ("user", "ab"), ("assistant", "c")]
+        );
     }
 
     #[test]
@@ -188,9 +198,15 @@ mod tests {
             (json!({"role": "king", "content": "x"}), "messages[0].role"),
             (json!({"content": "x"}), "messages[0].role"),
             (json!({"role": "user"}), "messages[0].content"),
-            (json!({"role": "user", "content": null}), "messages[0].content"),
+            (
+                json!({"role": "user", "content": null}),
+                "messages[0].content",
+            ),
             (json!({"role": "user", "content": 5}), "messages[0].content"),
-            (json!({"role": "user", "content": "x", "name": "n"}), "messages[0].name"),
+            (
+                json!({"role": "user", "content": "x", "name": "n"}),
+                "messages[0].name",
+            ),
             (json!("hi"), "messages[0]"),
         ];
         for (message, field) in cases {
@@ -201,7 +217,10 @@ mod tests {
     #[test]
     fn b108_huge_arrays_are_refused() {
         let message = json!({"role": "user", "content": "x"});
-        assert_eq!(param(parse(&json!({"messages": vec![message; 100_000]}))), "messages");
+        assert_eq!(
+            param(parse(&json!({"messages": vec![message; 100_000]}))),
+            "messages"
+        );
         assert_eq!(param(parse(&json!({"messages": []}))), "messages");
         assert_eq!(param(parse(&json!({}))), "messages");
         let part = json!({"type": "text", "text": "x"});
@@ -220,7 +239,11 @@ mod tests {
         assert_eq!(read(json!(true), json!(20)), Ok(Some(20)));
         assert_eq!(read(json!(null), json!(null)), Ok(None));
         assert_eq!(read(json!(false), json!(0)), Ok(None));
-        for (logprobs, top) in [(json!(true), json!(21)), (json!(false), json!(1)), (json!(5), json!(null))] {
+        for (logprobs, top) in [
+            (json!(true), json!(21)),
+            (json!(false), json!(1)),
+            (json!(5), json!(null)),
+        ] {
             assert!(read(logprobs, top).is_err());
         }
     }

@@ -65,7 +65,11 @@ impl Choice {
     fn apply(&mut self, answer: Option<Answer>, events: &mut VecDeque<ChoiceEvent>) {
         let applied = match answer {
             Some(Answer::PromptLogprobs(mut more)) => {
-                if self.echo.as_ref().is_some_and(|echo| !echo.tokens.is_empty()) {
+                if self
+                    .echo
+                    .as_ref()
+                    .is_some_and(|echo| !echo.tokens.is_empty())
+                {
                     self.prompt_logprobs.append(&mut more);
                 }
                 Ok(())

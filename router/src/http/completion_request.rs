@@ -75,7 +75,11 @@ fn read_prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text.clone())]),
         Some(Value::Array(values)) => values,
         Some(other) => {
-            return Err(wrong_type("prompt", "a string, token ids, or a list of them", other));
+            return Err(wrong_type(
+                "prompt",
+                "a string, token ids, or a list of them",
+                other,
+            ));
         }
     };
     if values.is_empty() {
@@ -91,7 +95,11 @@ fn read_prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
     let prompts = values.iter().enumerate().map(|(i, value)| match value {
         Value::String(text) => Ok(Prompt::Text(text.clone())),
         Value::Array(tokens) => read_tokens(tokens, &format!("prompt[{i}]")),
-        other => Err(wrong_type(&format!("prompt[{i}]"), "a string or token ids", other)),
+        other => Err(wrong_type(
+            &format!("prompt[{i}]"),
+            "a string or token ids",
+            other,
+        )),
     });
     prompts.collect()
 }
@@ -150,8 +158,14 @@ mod tests {
     fn b018_no_tokens_need_an_echo() {
         let body = json!({"prompt": "a", "max_tokens": 0, "echo": true, "logprobs": 1});
         let request = parse(&body).expect("allowed");
-        assert_eq!((request.common.max_tokens, request.logprobs), (Some(0), Some(1)));
-        assert_eq!(param(&json!({"prompt": "a", "max_tokens": 0})), "max_tokens");
+        assert_eq!(
+            (request.common.max_tokens, request.logprobs),
+            (Some(0), Some(1))
+        );
+        assert_eq!(
+            param(&json!({"prompt": "a", "max_tokens": 0})),
+            "max_tokens"
+        );
     }
 
     #[test]

@@ -105,11 +105,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An array of at most `n_max` elements.
-    pub(super) fn array(
-        &self,
-        name: &str,
-        n_max: usize,
-    ) -> Result<Option<&'a [Value]>, ApiError> {
+    pub(super) fn array(&self, name: &str, n_max: usize) -> Result<Option<&'a [Value]>, ApiError> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::Array(values)) => {
@@ -154,7 +150,10 @@ pub(super) fn check_length(n: usize, n_max: usize, path: &str) -> Result<(), Api
 
 /// 400: the value at `path` has another type than `expected`.
 pub(super) fn wrong_type(path: &str, expected: &str, value: &Value) -> ApiError {
-    ApiError::invalid(path, format!("{path} must be {expected}, not {}", brief(value)))
+    ApiError::invalid(
+        path,
+        format!("{path} must be {expected}, not {}", brief(value)),
+    )
 }
 
 /// A value in an error message: never long, never a client's nested data.
@@ -205,7 +204,10 @@ mod tests {
     fn paths_name_nested_fields() {
         let value = json!({"stream_options": {"include_usage": 1}});
         let options = object(&value).object("stream_options").expect("an object");
-        let error = options.expect("there").bool("include_usage").expect_err("1");
+        let error = options
+            .expect("there")
+            .bool("include_usage")
+            .expect_err("1");
         assert_eq!(error.param.as_deref(), Some("stream_options.include_usage"));
     }
 

@@ -37,7 +37,11 @@ pub(super) struct Running {
 }
 
 /// Answers a request of either endpoint.
-pub(super) async fn serve(app: Arc<App>, endpoint: Endpoint, request: Request<Body>) -> Response<Body> {
+pub(super) async fn serve(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    request: Request<Body>,
+) -> Response<Body> {
     let id = RequestId::random();
     let label = headers::label(request.headers(), id);
     let mut response = match answer(&app, endpoint, id, request).await {
@@ -89,12 +93,14 @@ async fn plan_elsewhere(
     body: body::WholeBody,
     envelope: Envelope,
 ) -> Result<Plan, ApiError> {
-    let permit = Arc::clone(&app.text_jobs).try_acquire_owned().map_err(|_| {
-        ApiError::from(Failure::new(
-            FailureCode::Overloaded,
-            format!("{TEXT_JOBS_MAX} requests are being read; try again later"),
-        ))
-    })?;
+    let permit = Arc::clone(&app.text_jobs)
+        .try_acquire_owned()
+        .map_err(|_| {
+            ApiError::from(Failure::new(
+                FailureCode::Overloaded,
+                format!("{TEXT_JOBS_MAX} requests are being read; try again later"),
+            ))
+        })?;
     let app = Arc::clone(app);
     let planned = tokio::task::spawn_blocking(move || {
         let _permit = permit;
@@ -200,7 +206,9 @@ impl Running {
         Usage {
             n_prompt_tokens: self.n_prompt_tokens,
             n_output_tokens: ended().map(|e| u64::from(e.n_output_tokens)).sum(),
-            n_cached_tokens: firsts.map(|e| u64::from(e.n_cached_tokens.unwrap_or(0))).sum(),
+            n_cached_tokens: firsts
+                .map(|e| u64::from(e.n_cached_tokens.unwrap_or(0)))
+                .sum(),
         }
     }
 }

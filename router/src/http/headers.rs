@@ -53,7 +53,9 @@ pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ApiError>
 
 /// The trace of this request: the client's when well formed, else a fresh one that is not sampled.
 pub(super) fn traceparent(headers: &HeaderMap) -> String {
-    let given = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let given = headers
+        .get(TRACEPARENT)
+        .and_then(|value| value.to_str().ok());
     match given {
         Some(text) if is_traceparent(text) => text.to_owned(),
         _ => {
@@ -71,7 +73,10 @@ fn is_traceparent(text: &str) -> bool {
         return false;
     };
     let is_hex = |part: &str, n: usize| {
-        part.len() == n && part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        part.len() == n
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     };
     let is_id = |part: &str, n| is_hex(part, n) && part.bytes().any(|b| b != b'0');
     version == "00" && is_id(trace, 32) && is_id(span, 16) && is_hex(flags, 2)
@@ -109,7 +114,10 @@ mod tests {
         assert_eq!(label(&one(REQUEST_LABEL, "abc-1"), own), "abc-1");
         let long = "x".repeat(129);
         for bad in ["", "a b", "é", long.as_str()] {
-            assert_eq!(label(&one(REQUEST_LABEL, bad), own), own.to_string().as_str());
+            assert_eq!(
+                label(&one(REQUEST_LABEL, bad), own),
+                own.to_string().as_str()
+            );
         }
     }
 

@@ -22,7 +22,9 @@ pub const JSON_VALUES_MAX: usize = (1 << 20) + (1 << 16);
 /// 400, with the place.
 pub(super) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     if body.starts_with(b"\xef\xbb\xbf") {
-        return Err(not_json("the body begins with a byte order mark; send it without"));
+        return Err(not_json(
+            "the body begins with a byte order mark; send it without",
+        ));
     }
     let n_values = Cell::new(0);
     let seed = Bounded {

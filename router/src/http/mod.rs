@@ -20,8 +20,6 @@ mod plan;
 mod request;
 mod shape;
 mod sse;
-#[cfg(test)]
-mod tests;
 mod unsupported;
 
 pub use accept::{ConnectionLimits, HEADER_BYTES_MAX, HEADER_TIME_MAX, HEADERS_MAX};
@@ -142,7 +140,12 @@ async fn wrong_method(request: Request) -> Response<Body> {
         error::shown(request.uri().path()),
         error::shown(request.method().as_str())
     );
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).response()
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        message,
+    )
+    .response()
 }
 
 /// HTTP/1 has this bound in its parser, HTTP/2 only one in bytes.

@@ -90,7 +90,9 @@ pub(super) fn plan(
         let field = field_name(envelope.endpoint);
         return Err(ApiError::invalid(
             field,
-            format!("{field} has {n_bytes} bytes of text in all; at most {TEXT_BYTES_MAX} are allowed"),
+            format!(
+                "{field} has {n_bytes} bytes of text in all; at most {TEXT_BYTES_MAX} are allowed"
+            ),
         ));
     }
     let mut plan = Plan {
@@ -153,7 +155,8 @@ fn sequence_spec(
     let max_tokens = max_tokens(common, envelope.endpoint, prompt.len(), model)?;
     let eos = model.vocabulary.eos_ids().iter();
     let eos = eos.copied().filter(|_| !common.ignore_eos);
-    let mut stop_token_ids: Vec<TokenId> = common.stop_token_ids.iter().copied().chain(eos).collect();
+    let mut stop_token_ids: Vec<TokenId> =
+        common.stop_token_ids.iter().copied().chain(eos).collect();
     stop_token_ids.sort_unstable();
     stop_token_ids.dedup();
     let defaults = &model.defaults;
@@ -182,15 +185,12 @@ fn sequence_spec(
         deadline: envelope.deadline,
         traceparent: envelope.traceparent.clone(),
     };
-    let n_tokens = u32::try_from(model.vocab_size).unwrap_or(u32::MAX);
-    spec.check(n_tokens, context_length(model))?;
+    spec.check(model.vocab_size, context_length(model))?;
     Ok(spec)
 }
 
 fn context_length(model: &ModelText) -> u32 {
-    u32::try_from(model.context_length)
-        .unwrap_or(u32::MAX)
-        .min(bounds::SEQUENCE_TOKENS_MAX)
+    model.context_length.min(bounds::SEQUENCE_TOKENS_MAX)
 }
 
 /// The client's limit, or the endpoint's default as far as the context has room; at least one.

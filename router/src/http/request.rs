@@ -212,13 +212,21 @@ mod tests {
         assert_eq!(wish(json!({"top_p": 1})).top_p, Some(1.0));
         assert_eq!(wish(json!({"top_p": 1e-60})).top_p, Some(f32::MIN_POSITIVE));
         assert_eq!(wish(json!({"top_k": -1})).top_k, Some(0));
-        assert_eq!(wish(json!({"top_k": 4_000_000_000_u32})).top_k, Some(4_000_000_000));
+        assert_eq!(
+            wish(json!({"top_k": 4_000_000_000_u32})).top_k,
+            Some(4_000_000_000)
+        );
         assert_eq!(wish(json!({"seed": -1})).seed, Some(u64::MAX));
         assert_eq!(wish(json!({"seed": u64::MAX})).seed, Some(u64::MAX));
         assert_eq!(wish(json!({"temperature": null})).temperature, None);
-        let zero = wish(json!({"temperature": -0.0})).temperature.expect("given");
+        let zero = wish(json!({"temperature": -0.0}))
+            .temperature
+            .expect("given");
         assert_eq!(zero.to_bits(), 0);
-        assert_eq!(wish(json!({"temperature": 1e-45})).temperature, Some(f32::from_bits(1)));
+        assert_eq!(
+            wish(json!({"temperature": 1e-45})).temperature,
+            Some(f32::from_bits(1))
+        );
     }
 
     #[test]
@@ -231,7 +239,10 @@ mod tests {
         assert_eq!(param(json!({"stop": [1]})), "stop");
         assert_eq!(param(json!({"stop": {"a": 1}})), "stop");
         assert_eq!(read(json!({"stop": "a"})).expect("one").stop, ["a"]);
-        assert_eq!(read(json!({"stop": ["a", "b"]})).expect("two").stop, ["a", "b"]);
+        assert_eq!(
+            read(json!({"stop": ["a", "b"]})).expect("two").stop,
+            ["a", "b"]
+        );
         assert!(read(json!({"stop": null})).expect("none").stop.is_empty());
     }
 
@@ -240,9 +251,18 @@ mod tests {
         let max = |body| read(body).map(|common| common.max_tokens);
         assert_eq!(max(json!({"max_tokens": 5})), Ok(Some(5)));
         assert_eq!(max(json!({"max_completion_tokens": 6})), Ok(Some(6)));
-        assert_eq!(max(json!({"max_tokens": 5, "max_completion_tokens": 5})), Ok(Some(5)));
+        assert_eq!(
+            max(json!({"max_tokens": 5, "max_completion_tokens": 5})),
+            Ok(Some(5))
+        );
         assert!(max(json!({"max_tokens": 5, "max_completion_tokens": 6})).is_err());
-        for bad in [json!(-1), json!(1_u64 << 31), json!(1_u64 << 63), json!(1.5), json!("10")] {
+        for bad in [
+            json!(-1),
+            json!(1_u64 << 31),
+            json!(1_u64 << 63),
+            json!(1.5),
+            json!("10"),
+        ] {
             assert_eq!(param(json!({"max_tokens": bad})), "max_tokens");
         }
     }
@@ -257,7 +277,10 @@ mod tests {
     #[test]
     fn b022_stop_token_ids_are_bounded() {
         assert_eq!(param(json!({"stop_token_ids": [-1]})), "stop_token_ids");
-        assert_eq!(param(json!({"stop_token_ids": vec![1; 65]})), "stop_token_ids");
+        assert_eq!(
+            param(json!({"stop_token_ids": vec![1; 65]})),
+            "stop_token_ids"
+        );
         let common = read(json!({"stop_token_ids": [1, 2]})).expect("allowed");
         assert_eq!(common.stop_token_ids, [1, 2]);
     }

@@ -201,7 +201,10 @@ impl Shape {
         };
         let content = tokens.iter().map(|scored| {
             let mut value = entry(scored.token, scored.logprob);
-            let top = scored.top.iter().map(|top| entry(top.token, Some(top.logprob)));
+            let top = scored
+                .top
+                .iter()
+                .map(|top| entry(top.token, Some(top.logprob)));
             value["top_logprobs"] = top.collect();
             value
         });
@@ -212,7 +215,10 @@ impl Shape {
         let texts: Value = tokens.iter().map(|t| self.token_text(t.token)).collect();
         let logprobs: Value = tokens.iter().map(|t| t.logprob.map(bounded)).collect();
         let offsets: Value = tokens.iter().map(|t| t.offset_chars).collect();
-        let top: Value = tokens.iter().map(|scored| self.top_by_text(scored)).collect();
+        let top: Value = tokens
+            .iter()
+            .map(|scored| self.top_by_text(scored))
+            .collect();
         json!({
             "tokens": texts,
             "token_logprobs": logprobs,

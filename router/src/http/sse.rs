@@ -77,11 +77,13 @@ impl EventStream {
         match event {
             ChoiceEvent::Piece(piece) => self.ready.push_back(data(&shape.piece(index, &piece))),
             ChoiceEvent::Ended(ended) => {
-                self.ready.push_back(data(&shape.ending(index, ended.reason)));
+                self.ready
+                    .push_back(data(&shape.ending(index, ended.reason)));
             }
             ChoiceEvent::Failed(failure) => {
                 let body = ApiError::from(failure).body();
-                self.ready.push_back(Bytes::from(format!("event: error\ndata: {body}\n\n")));
+                self.ready
+                    .push_back(Bytes::from(format!("event: error\ndata: {body}\n\n")));
                 self.running.cancel();
                 self.has_ended = true;
             }
@@ -91,9 +93,11 @@ impl EventStream {
     fn end(&mut self) {
         let shape = &self.running.shape;
         if shape.include_usage {
-            self.ready.push_back(data(&shape.usage(self.running.usage())));
+            self.ready
+                .push_back(data(&shape.usage(self.running.usage())));
         }
-        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ready
+            .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
         self.has_ended = true;
     }
 }

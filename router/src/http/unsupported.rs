@@ -103,7 +103,9 @@ pub(super) fn check_completion(fields: &Fields<'_>) -> Result<(), ApiError> {
 fn check(fields: &Fields<'_>, table: &[(&str, Neutral)]) -> Result<(), ApiError> {
     for (name, neutral) in table {
         match fields.get(name) {
-            Some(value) if !is_neutral(value, *neutral) => return Err(refusal(fields, name, value)),
+            Some(value) if !is_neutral(value, *neutral) => {
+                return Err(refusal(fields, name, value));
+            }
             _ => {}
         }
     }
@@ -148,7 +150,10 @@ fn check_modalities(fields: &Fields<'_>) -> Result<(), ApiError> {
 
 fn refusal(fields: &Fields<'_>, name: &str, value: &Value) -> ApiError {
     let path = fields.path(name);
-    let message = format!("{path} is {}; this is not supported yet, leave it out", brief(value));
+    let message = format!(
+        "{path} is {}; this is not supported yet, leave it out",
+        brief(value)
+    );
     ApiError::unsupported(path, message)
 }
 

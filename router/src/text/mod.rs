@@ -6,3 +6,5 @@
 pub mod output;
 pub mod prompt;
 pub mod stop;
+#[cfg(test)]
+mod tests;

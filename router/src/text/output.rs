@@ -94,7 +94,9 @@ impl OutputText {
         let mut piece = self.read(&text);
         if !piece.stopped {
             piece.text.push_str(&self.matcher.finish());
-            piece.tokens.extend(self.waiting.drain(..).map(|(_, token)| token));
+            piece
+                .tokens
+                .extend(self.waiting.drain(..).map(|(_, token)| token));
         }
         piece
     }
@@ -104,8 +106,14 @@ impl OutputText {
         self.n_chars_read += text.chars().count();
         let matched = self.matcher.push(text);
         self.n_bytes_given += matched.text.len();
-        let n_begun = self.waiting.partition_point(|(start, _)| *start < self.n_bytes_given);
-        let tokens = self.waiting.drain(..n_begun).map(|(_, token)| token).collect();
+        let n_begun = self
+            .waiting
+            .partition_point(|(start, _)| *start < self.n_bytes_given);
+        let tokens = self
+            .waiting
+            .drain(..n_begun)
+            .map(|(_, token)| token)
+            .collect();
         if matched.stopped {
             self.waiting.clear();
         }

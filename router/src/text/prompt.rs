@@ -104,7 +104,10 @@ impl Prompt {
 }
 
 fn encode_chat(messages: &[Message], model: &ModelText) -> Result<Vec<TokenId>, PromptError> {
-    let template = model.chat_template.as_ref().ok_or(PromptError::NoTemplate)?;
+    let template = model
+        .chat_template
+        .as_ref()
+        .ok_or(PromptError::NoTemplate)?;
     let messages: Vec<ChatMessage> = messages
         .iter()
         .map(|message| ChatMessage {

@@ -172,7 +172,9 @@ mod tests {
     /// The plain definition: the shortest prefix of the text that ends with a stop string.
     fn expected(list: &[String], text: &str) -> (String, bool) {
         for end in (0..=text.len()).filter(|&end| text.is_char_boundary(end)) {
-            let ending = list.iter().filter(|stop| text[..end].ends_with(stop.as_str()));
+            let ending = list
+                .iter()
+                .filter(|stop| text[..end].ends_with(stop.as_str()));
             if let Some(longest) = ending.map(String::len).max() {
                 return (text[..end - longest].to_owned(), true);
             }

@@ -1,0 +1,8 @@
+//! The public port over real sockets, with a real (tiny) vocabulary and a scripted dispatcher behind it.
+
+mod connections;
+mod errors;
+mod lists;
+mod prompts;
+mod streams;
+mod support;
