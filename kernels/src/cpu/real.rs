@@ -14,7 +14,7 @@ const HALF_PI_2: f64 = 6.077_100_506_303_966e-11;
 const HALF_PI_3: f64 = 2.022_266_248_711_166_5e-21;
 
 /// e to the power of `x`; 0 below -708, infinity above 709, NaN for NaN.
-pub fn exp(x: f64) -> f64 {
+pub(crate) fn exp(x: f64) -> f64 {
     if x.is_nan() {
         return x;
     }
@@ -35,7 +35,7 @@ pub fn exp(x: f64) -> f64 {
 }
 
 /// Natural logarithm of a positive normal number; NaN for negative numbers and NaN, -infinity for 0.
-pub fn ln(x: f64) -> f64 {
+pub(crate) fn ln(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;
     }
@@ -67,7 +67,7 @@ pub fn ln(x: f64) -> f64 {
 }
 
 /// Sine and cosine of `x` radians, for magnitudes below 2^20.
-pub fn sin_cos(x: f64) -> (f64, f64) {
+pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     let n = (x * FRAC_2_PI).round();
     let r = ((x - n * HALF_PI_1) - n * HALF_PI_2) - n * HALF_PI_3;
     let square = r * r;

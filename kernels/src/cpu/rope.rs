@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al. 2021), with the pairs in halves: element `i` turns with element `i + head_dim / 2`.
 //!
 //! `x' = fma(x, cos, -(y sin))`, `y' = fma(x, sin, y cos)`. Angles are `position * theta^(-2i / head_dim)`; their sine and
-//! cosine are tabulated once, from double precision and our own series, so that no C library has a say. Files
+//! cosine are made once for a batch, from double precision and our own series, so that no C library has a say. Files
 //! whose pairs are interleaved get their rows put in this order when they are packed.
 
 use crate::cpu::isa::{Isa, dispatch};
@@ -9,79 +9,74 @@ use crate::cpu::real;
 use crate::cpu::shards::Shards;
 use crate::cpu::team::Team;
 
-/// Sines and cosines of all positions.
-#[derive(Debug)]
-pub struct RopeTable {
+/// How fast each pair turns.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// Radians per position, `[head_dim / 2]`.
+    frequencies: Vec<f64>,
+}
+
+/// Sines and cosines of the rows of one batch; made once, used by every layer.
+#[derive(Debug, Default)]
+pub struct RopeAngles {
     half: usize,
-    n_positions: usize,
-    /// `[n_positions, 2, half]`: cosines, then sines.
+    /// `[n_rows, 2, half]`: cosines, then sines.
     values: Vec<f32>,
 }
 
-impl RopeTable {
-    /// A table for `n_positions` positions.
+impl Rope {
+    /// Heads of `head_dim` elements, base `theta`.
     ///
     /// # Panics
     /// When `head_dim` is odd or zero, or `theta` is not above 0.
-    pub fn new(head_dim: usize, theta: f64, n_positions: usize) -> Self {
+    pub fn new(head_dim: usize, theta: f64) -> Self {
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(2),
             "pairs of elements turn"
         );
         assert!(theta > 0.0, "the base of the angles is positive");
-        let half = head_dim / 2;
         let log_theta = real::ln(theta);
-        let frequencies: Vec<f64> = (0..half)
-            .map(|i| real::exp(-log_theta * (2 * i) as f64 / head_dim as f64))
-            .collect();
-        let mut values = vec![0.0; n_positions * head_dim];
-        for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
-            let (cosines, sines) = row.split_at_mut(half);
-            for (i, frequency) in frequencies.iter().enumerate() {
-                let (sine, cosine) = real::sin_cos(position as f64 * frequency);
+        let frequency = |i| real::exp(-log_theta * f64::from(2 * i) / head_dim as f64);
+        let n_pairs = u32::try_from(head_dim / 2).expect("a head is counted in u32");
+        Self {
+            frequencies: (0..n_pairs).map(frequency).collect(),
+        }
+    }
+}
+
+impl RopeAngles {
+    /// Computes the angles of rows at `positions`.
+    pub fn fill(&mut self, rope: &Rope, positions: &[u32]) {
+        self.half = rope.frequencies.len();
+        self.values.resize(positions.len() * 2 * self.half, 0.0);
+        let rows = self.values.chunks_exact_mut(2 * self.half);
+        for (row, position) in rows.zip(positions) {
+            let (cosines, sines) = row.split_at_mut(self.half);
+            for (i, frequency) in rope.frequencies.iter().enumerate() {
+                let (sine, cosine) = real::sin_cos(f64::from(*position) * frequency);
                 cosines[i] = cosine as f32;
                 sines[i] = sine as f32;
             }
         }
-        Self {
-            half,
-            n_positions,
-            values,
-        }
     }
 
-    /// Positions that the table covers.
-    pub fn n_positions(&self) -> usize {
-        self.n_positions
-    }
-
-    /// Turns the first `n_heads` heads of every row; row `r` is at `positions[r]`.
+    /// Turns the first `n_heads` heads of every row.
     ///
     /// # Panics
-    /// When the rows do not fit, or a position lies beyond the table.
-    pub fn apply(
-        &self,
-        isa: Isa,
-        team: &mut Team,
-        (rows, n_heads): (&mut [f32], usize),
-        positions: &[u32],
-    ) {
-        if positions.is_empty() {
+    /// When the rows are not those that the angles were filled for.
+    pub fn turn(&self, isa: Isa, team: &mut Team, rows: &mut [f32], n_heads: usize) {
+        if self.values.is_empty() {
             return;
         }
-        assert!(
-            rows.len().is_multiple_of(positions.len()),
-            "one position for each row"
-        );
-        let stride = rows.len() / positions.len();
+        let n_rows = self.values.len() / (2 * self.half);
+        assert!(rows.len().is_multiple_of(n_rows), "whole rows to turn");
+        let stride = rows.len() / n_rows;
         let n_turned = n_heads * self.half * 2;
         assert!(n_turned <= stride, "a row holds its heads");
         let shards = Shards::new(rows);
-        team.run_ranges(positions.len(), 8, &|part| {
+        team.run_ranges(n_rows, 8, &|part| {
             for row in part {
-                let position = positions[row] as usize;
-                assert!(position < self.n_positions, "the position is in the table");
-                let angles = &self.values[position * 2 * self.half..(position + 1) * 2 * self.half];
+                let angles = &self.values[row * 2 * self.half..(row + 1) * 2 * self.half];
                 // SAFETY: each row is turned by the one part that holds it.
                 let heads = unsafe { shards.range(row * stride..row * stride + n_turned) };
                 for head in heads.chunks_exact_mut(2 * self.half) {
@@ -147,14 +142,16 @@ mod tests {
     #[test]
     fn variants_agree_and_are_close_to_exact() {
         for head_dim in [2, 16, 20, 64] {
-            let table = RopeTable::new(head_dim, 10_000.0, 50);
+            let rope = Rope::new(head_dim, 10_000.0);
             let stride = head_dim * 3 + 5;
             let positions: Vec<u32> = (0..11).map(|r| (r * 17) % 50).collect();
             let rows = floats(head_dim as u64, stride * 11);
             let run = |isa, threads| {
                 let mut turned = rows.clone();
                 let mut team = Team::new(threads).expect("threads start");
-                table.apply(isa, &mut team, (&mut turned, 3), &positions);
+                let mut angles = RopeAngles::default();
+                angles.fill(&rope, &positions);
+                angles.turn(isa, &mut team, &mut turned, 3);
                 turned
             };
             let wanted = run(Isa::Scalar, 1);
