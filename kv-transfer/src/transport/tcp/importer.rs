@@ -88,8 +88,9 @@ impl TcpTransport {
                 importer: self.importer,
                 layout: self.arena.layout().clone(),
             });
-            wire.send(&hello, limit).await?;
-            match wire.receive(limit, limit).await? {
+            // The deadline around all of this ends first.
+            wire.send(&hello, limit * 2).await?;
+            match wire.receive(limit * 2, limit * 2).await? {
                 Frame::Welcome { exporter: life } if life == exporter => Ok(wire),
                 Frame::Welcome { .. } => Err(unreachable("another life answers there".into())),
                 Frame::Refused(failure) => Err(TransferError::Refused(failure)),
