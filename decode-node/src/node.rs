@@ -3,8 +3,9 @@
 //! One owner for everything that a node knows: the scheduler with its block pool, the imports with their
 //! reservations, and who waits for which answer. It holds no channel, task, lock or clock, so a test (and the
 //! simulator) is a list of events. Read downward: `submit` takes work in and ends it, `import` fetches KV from
-//! a prefill node, `renewal` keeps its leases, `step` computes.
+//! a prefill node, `claim` hears what that says, `renewal` keeps its leases, `step` computes.
 
+mod claim;
 mod import;
 mod renewal;
 mod step;

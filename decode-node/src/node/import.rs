@@ -6,12 +6,12 @@ use super::{ClaimId, Effect, Exporter, GenerateEvent, KvReady, Node, PullId, cou
 use tidemill_core::bounds::HASH_BLOCK_TOKENS;
 use tidemill_core::kv_layout::SlicePlace;
 use tidemill_core::{
-    BlockHash, BlockIdx, CallId, Failure, FailureCode, KvHandle, KvLayout, RequestId, SampledToken,
-    SequenceSpec, Timestamp,
+    BlockHash, BlockIdx, CallId, Failure, FailureCode, KvHandle, KvLayout, RequestId, SequenceSpec,
+    Timestamp,
 };
 use tidemill_engine::block_pool::Owner;
 use tidemill_engine::sequence::{FinishAfter, Sequence};
-use tidemill_kv_transfer::export::{Claim, Complete, ExportEvent, LeaseRef};
+use tidemill_kv_transfer::export::{Claim, LeaseRef};
 use tidemill_kv_transfer::import::{Import, Pull};
 use tidemill_kv_transfer::transport::{PullRequest, PullResult};
 
@@ -20,9 +20,9 @@ const RESERVATION_US_MAX: u64 = 10_000_000;
 
 /// An import that has not ended yet.
 pub(super) struct Importing {
-    spec: SequenceSpec,
+    pub(super) spec: SequenceSpec,
     hashes: Vec<BlockHash>,
-    handle: KvHandle,
+    pub(super) handle: KvHandle,
     stage: Stage,
 }
 
@@ -36,15 +36,15 @@ enum Stage {
     Fetching(Fetch),
 }
 
-struct Fetch {
+pub(super) struct Fetch {
     claim: ClaimId,
-    import: Import,
+    pub(super) import: Import,
     /// By ordinal; those not yet assigned are covered by `n_reserved`.
     blocks: Vec<Option<BlockIdx>>,
     n_reserved: u32,
     n_local_blocks: u32,
     /// The exporter has said everything.
-    is_complete: bool,
+    pub(super) is_complete: bool,
 }
 
 /// A pull in flight.
@@ -208,88 +208,6 @@ impl Node {
         true
     }
 
-    pub(super) fn hear_exporter(&mut self, claim: ClaimId, event: ExportEvent, now: Timestamp) {
-        let Some(&request_id) = self.claims.get(&claim) else {
-            return;
-        };
-        let heard = match event {
-            ExportEvent::Claimed { n_tokens, .. } => self.hear_claimed(request_id, n_tokens, now),
-            ExportEvent::SlicesFinal(slices) => {
-                self.fetch_of(request_id).import.announce(&slices, now)
-            }
-            ExportEvent::Complete(complete) => self.hear_complete(request_id, &complete, now),
-            ExportEvent::Failed(failure) => Err(failure),
-        };
-        match heard {
-            Ok(()) => self.finish_import(request_id),
-            Err(failure) => self.fail_request(request_id, failure),
-        }
-    }
-
-    fn hear_claimed(
-        &mut self,
-        request_id: RequestId,
-        n_tokens: u32,
-        now: Timestamp,
-    ) -> Result<(), Failure> {
-        let expected = self.imports[&request_id].handle.n_tokens;
-        if n_tokens != expected {
-            return Err(bad_transfer(format!(
-                "claimed.n_tokens is {n_tokens}; the handle said {expected}"
-            )));
-        }
-        self.fetch_of(request_id).import.heard(now);
-        Ok(())
-    }
-
-    fn hear_complete(
-        &mut self,
-        request_id: RequestId,
-        complete: &Complete,
-        now: Timestamp,
-    ) -> Result<(), Failure> {
-        let spec = &self.imports[&request_id].spec;
-        self.check_first_token(spec, &complete.first_token)?;
-        let fetch = self.fetch_of(request_id);
-        fetch.is_complete = true;
-        fetch.import.complete(complete, now)
-    }
-
-    /// A peer's word is not trusted: a token outside the vocabulary would be fed to the model.
-    fn check_first_token(&self, spec: &SequenceSpec, first: &SampledToken) -> Result<(), Failure> {
-        let vocab_size = self.config.facts.vocab_size;
-        if first.token >= vocab_size {
-            return Err(bad_transfer(format!(
-                "complete.first_token is beyond the vocabulary of {vocab_size}"
-            )));
-        }
-        if first.output_idx as usize != spec.emitted.len() {
-            return Err(bad_transfer(format!(
-                "complete.first_token.output_idx is {}; {} tokens were emitted before",
-                first.output_idx,
-                spec.emitted.len()
-            )));
-        }
-        if spec.stop.stop_token_ids.contains(&first.token) {
-            return Err(bad_transfer(
-                "complete.first_token is a stop token: nothing is left to decode".to_owned(),
-            ));
-        }
-        Ok(())
-    }
-
-    /// The stream of a claim has ended; after `Complete` that is how it should be.
-    pub(super) fn lose_claim(&mut self, claim: ClaimId) {
-        let Some(&request_id) = self.claims.get(&claim) else {
-            return;
-        };
-        if self.fetch_of(request_id).is_complete {
-            return;
-        }
-        let failure = bad_transfer("the exporter's announcements ended early".to_owned());
-        self.fail_request(request_id, failure);
-    }
-
     /// Starts every pull that there is something to read and room for.
     pub(super) fn start_pulls(&mut self, now: Timestamp) {
         for (&request_id, importing) in &mut self.imports {
@@ -340,7 +258,7 @@ impl Node {
     }
 
     /// Lets the sequence join once everything is here; before, a no-op.
-    fn finish_import(&mut self, request_id: RequestId) {
+    pub(super) fn finish_import(&mut self, request_id: RequestId) {
         let Some(imported) = self.fetch_of(request_id).import.imported() else {
             return;
         };
@@ -394,12 +312,6 @@ impl Node {
         }
     }
 
-    fn close_claim(&mut self, claim: ClaimId) {
-        if self.claims.remove(&claim).is_some() {
-            self.effects.push(Effect::DropClaim(claim));
-        }
-    }
-
     /// Frees the blocks of a given-up import once nobody writes to them any more.
     fn free_given_up(&mut self, request_id: RequestId) {
         if !self.is_pulling(request_id) {
@@ -426,7 +338,7 @@ impl Node {
     }
 
     /// The transfer of a claimed import.
-    fn fetch_of(&mut self, request_id: RequestId) -> &mut Fetch {
+    pub(super) fn fetch_of(&mut self, request_id: RequestId) -> &mut Fetch {
         self.imports
             .get_mut(&request_id)
             .and_then(Importing::fetch)
@@ -503,8 +415,4 @@ fn hashes_by_block(hashes: &[BlockHash], layout: &KvLayout) -> Vec<BlockHash> {
         .chunks_exact(n_links)
         .filter_map(|links| links.last().copied())
         .collect()
-}
-
-fn bad_transfer(message: String) -> Failure {
-    Failure::new(FailureCode::TransferFailed, message)
 }
