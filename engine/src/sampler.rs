@@ -105,24 +105,22 @@ fn best_token(logits: &[f32]) -> Result<usize, Failure> {
 
 /// Draws from the filtered distribution; `uniform` lies in [0, 1).
 fn draw(logits: &[f32], max: f32, params: &SamplingParams, uniform: f64) -> usize {
+    let mut tokens: Vec<usize> = (0..logits.len()).collect();
+    let top_k = params.top_k as usize;
+    if top_k > 0 && top_k < tokens.len() {
+        sort_best(&mut tokens, logits, top_k);
+        tokens.truncate(top_k);
+    }
     let temperature = f64::from(params.temperature);
     // The maximum goes off before the division, so that a small temperature makes no infinity.
-    let mut candidates: Vec<Candidate> = logits
-        .iter()
-        .enumerate()
-        .map(|(token, &logit)| Candidate {
-            token,
-            weight: real::exp((f64::from(logit) - f64::from(max)) / temperature),
-        })
-        .collect();
-    let top_k = params.top_k as usize;
-    if top_k > 0 && top_k < candidates.len() {
-        sort_best(&mut candidates, logits, top_k);
-        candidates.truncate(top_k);
-    }
+    let weigh = |token: usize| real::exp((f64::from(logits[token]) - f64::from(max)) / temperature);
+    let candidates = tokens.into_iter().map(|token| Candidate {
+        token,
+        weight: weigh(token),
+    });
+    let mut candidates: Vec<Candidate> = candidates.collect();
     if params.top_p < 1.0 {
-        let wanted = f64::from(params.top_p) * total(&candidates);
-        keep_nucleus(&mut candidates, logits, wanted);
+        keep_nucleus(&mut candidates, logits, f64::from(params.top_p));
     }
     pick(&candidates, uniform)
 }
@@ -133,18 +131,31 @@ fn by_likelihood(logits: &[f32], a: usize, b: usize) -> Ordering {
     order.expect("NaN was refused before").then(a.cmp(&b))
 }
 
-/// Puts the `n_best` most likely candidates first, in order.
-fn sort_best(candidates: &mut [Candidate], logits: &[f32], n_best: usize) {
-    let compare = |a: &Candidate, b: &Candidate| by_likelihood(logits, a.token, b.token);
-    if n_best < candidates.len() {
-        candidates.select_nth_unstable_by(n_best, compare);
+/// Puts the `n_best` most likely items first, in order.
+fn sort_best<T: Copy + Into<usize>>(items: &mut [T], logits: &[f32], n_best: usize) {
+    let compare = |a: &T, b: &T| by_likelihood(logits, (*a).into(), (*b).into());
+    if n_best < items.len() {
+        items.select_nth_unstable_by(n_best, compare);
     }
-    let n_best = n_best.min(candidates.len());
-    candidates[..n_best].sort_unstable_by(compare);
+    let n_best = n_best.min(items.len());
+    items[..n_best].sort_unstable_by(compare);
 }
 
-/// Keeps the fewest most likely candidates whose weights reach `wanted`; at least one.
-fn keep_nucleus(candidates: &mut Vec<Candidate>, logits: &[f32], wanted: f64) {
+impl From<Candidate> for usize {
+    fn from(candidate: Candidate) -> Self {
+        candidate.token
+    }
+}
+
+/// Keeps the fewest most likely candidates whose share of the weight reaches `top_p`; at least one.
+#[expect(clippy::cast_precision_loss, reason = "a vocabulary is counted in u32")]
+fn keep_nucleus(candidates: &mut Vec<Candidate>, logits: &[f32], top_p: f64) {
+    let total = total(candidates);
+    let wanted = top_p * total;
+    // All candidates this light weigh less together than what may be missing, so none of them is in the nucleus
+    // and the sort is short. Half of the bound leaves room for rounding.
+    let light = 0.5 * (1.0 - top_p) * total / candidates.len() as f64;
+    candidates.retain(|candidate| candidate.weight >= light);
     let mut n_sorted = NUCLEUS_FIRST;
     loop {
         sort_best(candidates, logits, n_sorted);

@@ -7,8 +7,8 @@ const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN_2_LOW: f64 = 1.908_214_929_270_588e-10;
 /// Below this the result is less than the smallest normal number, and zero is returned.
 const EXP_ZERO_BELOW: f64 = -708.0;
-/// Terms of exp's series: 0.35^14 / 14! is below 1e-17.
-const N_EXP_TERMS: u32 = 13;
+/// Coefficients of exp's series, 1 / n! for n = 0..=13: 0.35^14 / 14! is below 1e-17.
+const EXP_SERIES: [f64; 14] = inverse_factorials();
 /// Terms of ln's series in s^2 <= 0.0295: 0.0295^12 / 25 is below 1e-19.
 const N_LN_TERMS: u32 = 12;
 
@@ -21,11 +21,23 @@ pub(super) fn exp(x: f64) -> f64 {
     // x = k ln 2 + r with |r| <= ln 2 / 2.
     let k = (x * std::f64::consts::LOG2_E + 0.5).floor();
     let r = (x - k * LN_2_HIGH) - k * LN_2_LOW;
-    let mut sum = 1.0;
-    for n in (1..=N_EXP_TERMS).rev() {
-        sum = 1.0 + sum * r / f64::from(n);
+    let mut sum = 0.0;
+    for coefficient in EXP_SERIES.iter().rev() {
+        sum = sum * r + coefficient;
     }
     sum * power_of_two(k)
+}
+
+const fn inverse_factorials() -> [f64; 14] {
+    let mut series = [1.0; 14];
+    let mut factorial = 1.0;
+    let mut n = 1;
+    while n < series.len() {
+        factorial *= n as f64;
+        series[n] = 1.0 / factorial;
+        n += 1;
+    }
+    series
 }
 
 /// 2^k for an integer k in -1022..=0.
