@@ -24,9 +24,9 @@ const BOTH: [TransportKind; 2] = [TransportKind::Local, TransportKind::Tcp];
 
 pub(super) fn limits() -> Limits {
     Limits {
-        connect: Duration::from_millis(1000),
-        answer: Duration::from_millis(1000),
-        stall: Duration::from_millis(500),
+        connect: Duration::from_millis(2000),
+        answer: Duration::from_millis(2000),
+        stall: Duration::from_millis(1000),
         ..Limits::default()
     }
 }
@@ -172,7 +172,7 @@ impl Exporter {
 
     /// Waits until no read is in flight; fails when that does not come.
     pub(super) async fn wait_idle(&self) {
-        for _ in 0..400 {
+        for _ in 0..1000 {
             if self.table.lock().expect("whole").n_reads() == 0 {
                 return;
             }
