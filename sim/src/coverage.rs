@@ -1,0 +1,150 @@
+//! What the faults of many histories have met: a count for each kind of fault and each state of a request. A zero
+//! means that a state's way out under a fault was never tried, and fails the test that asks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What can go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum FaultKind {
+    /// The prefill node of a request dies, and comes back at the same address.
+    CrashPrefill,
+    /// The decode node of a request dies, and comes back at the same address.
+    CrashDecode,
+    /// The router dies; its clients are lost.
+    CrashRouter,
+    /// A link goes down for a while; open calls on it break.
+    CutLink,
+    /// Messages on a link take up to seconds.
+    SlowLink,
+    /// A single message is lost.
+    DropMessage,
+    /// A single message arrives twice.
+    DuplicateMessage,
+    /// The client leaves.
+    ClientLeaves,
+    /// A byte of a slice changes in flight.
+    CorruptSlice,
+    /// A step takes far too long.
+    StallStep,
+    /// A step fails as a whole.
+    FailStep,
+}
+
+impl FaultKind {
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
+        Self::CrashPrefill,
+        Self::CrashDecode,
+        Self::CrashRouter,
+        Self::CutLink,
+        Self::SlowLink,
+        Self::DropMessage,
+        Self::DuplicateMessage,
+        Self::ClientLeaves,
+        Self::CorruptSlice,
+        Self::StallStep,
+        Self::FailStep,
+    ];
+}
+
+/// How far a request is, as its client and its nodes see it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// A prefill node has it in its queue.
+    Queued,
+    /// Its KV handle is out: it is being prefilled.
+    Offered,
+    /// A decode node has reserved blocks for it.
+    Importing,
+    /// Its client has the first token, its decode node has not all KV yet.
+    FirstToken,
+    /// Its decode node has all KV, or prefills by itself.
+    Decoding,
+}
+
+impl Phase {
+    /// Every phase.
+    pub const ALL: [Self; 5] = [
+        Self::Queued,
+        Self::Offered,
+        Self::Importing,
+        Self::FirstToken,
+        Self::Decoding,
+    ];
+}
+
+/// Pairs that cannot meet, with the reason.
+pub const IMPOSSIBLE: [(FaultKind, Phase); 5] = [
+    // No decode node is touched before the handle is out.
+    (FaultKind::CrashDecode, Phase::Queued),
+    // Slices move only while a request imports.
+    (FaultKind::CorruptSlice, Phase::Queued),
+    (FaultKind::CorruptSlice, Phase::Offered),
+    (FaultKind::CorruptSlice, Phase::Decoding),
+    // A prefill node's step fails the request before its first token, so only its decode node is left later.
+    (FaultKind::FailStep, Phase::FirstToken),
+];
+
+/// Counts over any number of histories.
+#[derive(Clone, Default, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    counts: BTreeMap<(FaultKind, Phase), u64>,
+    n_faults: u64,
+}
+
+impl Coverage {
+    /// A fault has happened.
+    pub fn note_fault(&mut self) {
+        self.n_faults += 1;
+    }
+
+    /// A fault has met a request.
+    pub fn note(&mut self, fault: FaultKind, phase: Phase) {
+        *self.counts.entry((fault, phase)).or_default() += 1;
+    }
+
+    /// Faults in all.
+    pub fn n_faults(&self) -> u64 {
+        self.n_faults
+    }
+
+    /// Adds another history's counts.
+    pub fn add(&mut self, other: &Self) {
+        for (pair, n) in &other.counts {
+            *self.counts.entry(*pair).or_default() += n;
+        }
+        self.n_faults += other.n_faults;
+    }
+
+    /// Pairs that never met, though they can.
+    pub fn missing(&self) -> Vec<(FaultKind, Phase)> {
+        let pairs = FaultKind::ALL
+            .iter()
+            .flat_map(|fault| Phase::ALL.iter().map(|phase| (*fault, *phase)));
+        pairs
+            .filter(|pair| !IMPOSSIBLE.contains(pair) && !self.counts.contains_key(pair))
+            .collect()
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:18}", "fault x phase")?;
+        for phase in Phase::ALL {
+            write!(f, "{:>12}", format!("{phase:?}"))?;
+        }
+        for fault in FaultKind::ALL {
+            write!(f, "\n{:18}", format!("{fault:?}"))?;
+            for phase in Phase::ALL {
+                let n = self
+                    .counts
+                    .get(&(fault, phase))
+                    .copied()
+                    .unwrap_or_default();
+                write!(f, "{n:>12}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! The deployment, the load and the faults of a history, drawn from its seed. Pools are small on purpose: waiting for
+//! blocks and preemption have to happen.
+
+use crate::check::Tracked;
+use crate::coverage::FaultKind;
+use crate::fault::Fault;
+use crate::host::Host;
+use crate::network::Network;
+use crate::rng::Rng;
+use crate::router_host::RouterHost;
+use crate::schedule::Schedule;
+use crate::world::{BEGINNING, Occurrence, Outcome, SimConfig, World};
+use crate::{decode_host, prefill_host};
+use std::collections::BTreeMap;
+use tidemill_core::{
+    FinishReason, KvDtype, KvLayout, LogprobSpec, SamplingParams, StopConditions, Timestamp,
+    TokenId,
+};
+use tidemill_engine::executor::simulated::SimulatedModel;
+use tidemill_engine::scheduler::SchedulerConfig;
+use tidemill_router::placement::SplitPolicy;
+use tidemill_router::requests::Job;
+
+/// Longest prompt.
+const PROMPT_TOKENS_MAX: u64 = 90;
+/// Longest output.
+const OUTPUT_TOKENS_MAX: u64 = 24;
+/// Mean time between two requests.
+const ARRIVAL_GAP_US: u64 = 4_000;
+
+fn layout() -> KvLayout {
+    let mut layout = KvLayout::new([1; 32], 3, 1, 4, KvDtype::F16).expect("a valid shape");
+    // Small groups, so that a request has many slices.
+    layout.group_layers = 1;
+    layout
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, config: SimConfig) -> Self {
+        let mut rng = Rng::new(seed);
+        let layout = layout();
+        let split = if rng.chance(150) {
+            SplitPolicy::Require
+        } else {
+            SplitPolicy::Prefer
+        };
+        let mut world = Self {
+            config,
+            now: BEGINNING,
+            schedule: Schedule::default(),
+            network: Network::default(),
+            prefills: Vec::new(),
+            decodes: Vec::new(),
+            router: RouterHost::new(split),
+            requests: Vec::new(),
+            attempts: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            renewals: BTreeMap::new(),
+            drops_until: Timestamp(0),
+            doubles_until: Timestamp(0),
+            corrupts_next: false,
+            outcome: Outcome::default(),
+            violation: None,
+            layout: layout.clone(),
+            rng: Rng::new(rng.next_u64()),
+        };
+        let facts = prefill_host::facts(&layout);
+        for prefill_idx in 0..usize::try_from(rng.between(1, 3)).expect("few") {
+            let n_blocks = u32::try_from(rng.between(16, 48)).expect("few");
+            let scheduler = world.scheduler_config();
+            let (incarnation, core) =
+                prefill_host::new_core(prefill_idx, &facts, n_blocks, scheduler, &mut world.rng);
+            world
+                .prefills
+                .push(Host::new(&layout, n_blocks, incarnation, core));
+        }
+        for decode_idx in 0..usize::try_from(rng.between(1, 3)).expect("few") {
+            let n_blocks = u32::try_from(rng.between(10, 48)).expect("few");
+            let scheduler = world.scheduler_config();
+            let (incarnation, core) =
+                decode_host::new_core(decode_idx, &facts, n_blocks, scheduler, &mut world.rng);
+            world
+                .decodes
+                .push(Host::new(&layout, n_blocks, incarnation, core));
+        }
+        world
+    }
+
+    pub(crate) fn scheduler_config(&mut self) -> SchedulerConfig {
+        let mut config = SchedulerConfig::for_model(&prefill_host::facts(&self.layout));
+        config.max_batch_tokens = u32::try_from(self.rng.between(8, 64)).expect("few");
+        config.max_sequences = u32::try_from(self.rng.between(2, 12)).expect("few");
+        config.max_waiting = 64;
+        config
+    }
+
+    pub(crate) fn plan_load_and_faults(&mut self) {
+        self.begin_membership();
+        let model = SimulatedModel::new(
+            self.layout.clone(),
+            prefill_host::facts(&self.layout).vocab_size,
+        );
+        let prefixes: Vec<Vec<TokenId>> = (0..4).map(|_| self.draw_tokens(64)).collect();
+        let mut at_us = 50_000;
+        for request_idx in 0..self.config.n_requests {
+            at_us += self.rng.below(2 * ARRIVAL_GAP_US);
+            let at = BEGINNING.plus_us(at_us);
+            let request = self.draw_request(&model, &prefixes, at);
+            self.requests.push(request);
+            self.schedule.push(at, Occurrence::Arrive(request_idx));
+            if self.rng.chance(120) {
+                // Early or late in its life: it takes some ten milliseconds.
+                let longest = self.rng.pick(&[300, 3_000, 30_000, 300_000]);
+                let leaves = at.plus_us(self.rng.below(longest));
+                self.schedule
+                    .push(leaves, Occurrence::ClientLeaves(request_idx));
+            }
+        }
+        for _ in 0..self.config.n_faults {
+            let fault_at = BEGINNING.plus_us(50_000 + self.rng.below(at_us));
+            let kind = self.rng.pick(&FaultKind::ALL);
+            let fault = Fault { kind };
+            self.schedule.push(fault_at, Occurrence::Fault(fault));
+        }
+    }
+
+    fn draw_tokens(&mut self, n_tokens: u64) -> Vec<TokenId> {
+        let vocab_size = u64::from(prefill_host::facts(&self.layout).vocab_size);
+        (0..n_tokens)
+            .map(|_| u32::try_from(self.rng.below(vocab_size)).expect("a token"))
+            .collect()
+    }
+
+    fn draw_request(
+        &mut self,
+        model: &SimulatedModel,
+        prefixes: &[Vec<TokenId>],
+        at: Timestamp,
+    ) -> Tracked {
+        let n_tokens = self.rng.between(1, PROMPT_TOKENS_MAX);
+        let mut prompt = self.draw_tokens(n_tokens);
+        if self.rng.chance(500) {
+            let prefix_idx = usize::try_from(self.rng.below(prefixes.len() as u64)).expect("few");
+            let n_shared = prompt.len().min(64);
+            prompt[..n_shared].copy_from_slice(&prefixes[prefix_idx][..n_shared]);
+        }
+        let max_tokens = u32::try_from(self.rng.below(OUTPUT_TOKENS_MAX + 1)).expect("few");
+        let sampling = if self.rng.chance(500) {
+            SamplingParams::greedy()
+        } else {
+            SamplingParams {
+                temperature: 1.0,
+                seed: self.rng.next_u64(),
+                ..SamplingParams::greedy()
+            }
+        };
+        let mut reference = model.reference(&prompt, &sampling, max_tokens);
+        let mut reason = FinishReason::Length;
+        let mut stop_token_ids = Vec::new();
+        if max_tokens > 0 && self.rng.chance(200) {
+            let stop_idx = usize::try_from(self.rng.below(u64::from(max_tokens))).expect("few");
+            stop_token_ids.push(reference[stop_idx]);
+            let first = reference
+                .iter()
+                .position(|token| *token == stop_token_ids[0])
+                .expect("it is there");
+            reference.truncate(first + 1);
+            reason = FinishReason::Stop;
+        }
+        let patience_us = if self.rng.chance(50) {
+            self.rng.between(1_000, 100_000)
+        } else {
+            120_000_000
+        };
+        let job = Job {
+            prompt,
+            namespace: String::new(),
+            sampling,
+            stop: StopConditions {
+                max_tokens,
+                stop_token_ids,
+            },
+            logprobs: LogprobSpec::default(),
+            deadline: at.plus_us(patience_us),
+            traceparent: String::new(),
+        };
+        Tracked::new(job, reference, reason)
+    }
+}

@@ -1,0 +1,540 @@
+//! One history: who lives, what is on its way, and the loop that lets it happen.
+//!
+//! `run` draws a deployment, a load and faults from the seed, lets everything happen in order of virtual time, checks
+//! every invariant after each step, then ends all faults and waits until the pools are idle again.
+
+use crate::check::Tracked;
+use crate::coverage::{Coverage, FaultKind};
+use crate::fault::Fault;
+use crate::host::{Host, StepWork};
+use crate::message::{Notice, ToClient, ToServer};
+use crate::network::{End, Network, Process};
+use crate::rng::Rng;
+use crate::router_host::RouterHost;
+use crate::schedule::Schedule;
+use crate::transfer::Transfer;
+use std::collections::BTreeMap;
+use tidemill_core::kv_layout::SlicePlace;
+use tidemill_core::{CallId, KvLayout, ReadId, RequestId, Timestamp};
+use tidemill_decode_node::node as decode;
+use tidemill_engine::executor::LayerProgress;
+use tidemill_prefill_node::node as prefill;
+
+/// Events after which a history counts as going in circles.
+const EVENTS_MAX: u64 = 3_000_000;
+/// How long after the last fault everything has to be idle again.
+const SETTLE_US: u64 = 240_000_000;
+
+/// What a history holds.
+#[derive(Clone, Copy, Debug)]
+pub struct SimConfig {
+    /// Requests of clients.
+    pub n_requests: usize,
+    /// Faults of all kinds.
+    pub n_faults: usize,
+    /// Print every occurrence.
+    pub trace: bool,
+}
+
+/// What a history gave.
+#[derive(Clone, Default, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Which faults met which phases.
+    pub coverage: Coverage,
+    /// Occurrences.
+    pub n_events: u64,
+    /// Requests that got every token of the reference.
+    pub n_finished: u64,
+    /// Requests that ended with an error, and what it said how often.
+    pub failures: BTreeMap<&'static str, u64>,
+    /// Requests whose client left.
+    pub n_cancelled: u64,
+    /// Requests whose router died.
+    pub n_lost: u64,
+    /// Output tokens given.
+    pub n_tokens: u64,
+    /// What the router counted.
+    pub notes: BTreeMap<&'static str, u64>,
+    /// A hash over every occurrence: equal for equal seeds.
+    pub fingerprint: u64,
+}
+
+/// A broken promise.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("seed {seed}, at {at_us} us, event {n_events}: {what}")]
+pub struct Violation {
+    /// The history.
+    pub seed: u64,
+    /// Virtual time since its beginning.
+    pub at_us: u64,
+    /// Events before it.
+    pub n_events: u64,
+    /// What does not hold.
+    pub what: String,
+}
+
+/// Something that happens at a point in time.
+pub(crate) enum Occurrence {
+    Arrive(usize),
+    ClientLeaves(usize),
+    ToServer(CallId, ToServer),
+    ToClient(CallId, ToClient),
+    /// The server of a call hears that its client is gone.
+    ServerLoses(CallId, End),
+    /// The client of a call hears that it is lost.
+    ClientLoses(CallId, End),
+    Notice(Process, Notice),
+    Wake(End),
+    WakeRequest(usize, Timestamp),
+    Layers(End, LayerProgress),
+    StepEnds(End, u64, StepWork),
+    Digest(End, ReadId, Vec<SlicePlace>),
+    CopyOut(CallId, usize),
+    CopyIn(CallId, usize, Vec<u8>),
+    LoadReport(End),
+    Describe(Process),
+    Fault(Fault),
+    Restart(Process),
+    Heal(Process, Process),
+}
+
+impl Occurrence {
+    /// Its kind.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Arrive(_) => "arrive",
+            Self::ClientLeaves(_) => "client leaves",
+            Self::ToServer(..) => "to server",
+            Self::ToClient(..) => "to client",
+            Self::ServerLoses(..) => "server loses",
+            Self::ClientLoses(..) => "client loses",
+            Self::Notice(..) => "notice",
+            Self::Wake(_) => "wake",
+            Self::WakeRequest(..) => "wake request",
+            Self::Layers(..) => "layers",
+            Self::StepEnds(..) => "step ends",
+            Self::Digest(..) => "digest",
+            Self::CopyOut(..) => "copy out",
+            Self::CopyIn(..) => "copy in",
+            Self::LoadReport(_) => "load report",
+            Self::Describe(_) => "describe",
+            Self::Fault(_) => "fault",
+            Self::Restart(_) => "restart",
+            Self::Heal(..) => "heal",
+        }
+    }
+
+    /// For a person who follows a history.
+    pub(crate) fn describe(&self) -> String {
+        let name = self.name();
+        match self {
+            Self::Arrive(i) | Self::ClientLeaves(i) | Self::WakeRequest(i, _) => {
+                format!("{name}: request {i}")
+            }
+            Self::ToServer(call, message) => format!("{name}: {call:?} {message:?}"),
+            Self::ToClient(call, message) => format!("{name}: {call:?} {message:?}"),
+            Self::ServerLoses(call, end) | Self::ClientLoses(call, end) => {
+                format!("{name}: {call:?} {end:?}")
+            }
+            Self::Notice(to, notice) => format!("{name}: {to:?} {notice:?}"),
+            Self::Wake(end) | Self::LoadReport(end) => format!("{name}: {end:?}"),
+            Self::Layers(end, progress) => format!("{name}: {end:?} {progress:?}"),
+            Self::StepEnds(end, step_id, _) => format!("{name}: {end:?} step {step_id}"),
+            Self::Digest(end, job, places) => {
+                format!("{name}: {end:?} {job:?} {} slices", places.len())
+            }
+            Self::CopyOut(call, i) | Self::CopyIn(call, i, _) => {
+                format!("{name}: {call:?} slice {i}")
+            }
+            Self::Describe(process) | Self::Restart(process) => format!("{name}: {process:?}"),
+            Self::Fault(fault) => format!("{name}: {:?}", fault.kind),
+            Self::Heal(a, b) => format!("{name}: {a:?} {b:?}"),
+        }
+    }
+}
+
+/// Everything that exists.
+pub(crate) struct World {
+    pub(crate) config: SimConfig,
+    pub(crate) rng: Rng,
+    pub(crate) now: Timestamp,
+    pub(crate) schedule: Schedule<Occurrence>,
+    pub(crate) network: Network,
+    pub(crate) layout: KvLayout,
+    pub(crate) prefills: Vec<Host<prefill::Node>>,
+    pub(crate) decodes: Vec<Host<decode::Node>>,
+    pub(crate) router: RouterHost,
+    pub(crate) requests: Vec<Tracked>,
+    /// Which request an attempt belongs to.
+    pub(crate) attempts: BTreeMap<RequestId, usize>,
+    pub(crate) transfers: BTreeMap<CallId, Transfer>,
+    pub(crate) claims: BTreeMap<CallId, decode::ClaimId>,
+    pub(crate) renewals: BTreeMap<CallId, decode::Exporter>,
+    /// Single messages are lost (or doubled) until then.
+    pub(crate) drops_until: Timestamp,
+    pub(crate) doubles_until: Timestamp,
+    /// The next slice in flight arrives with one byte changed.
+    pub(crate) corrupts_next: bool,
+    pub(crate) outcome: Outcome,
+    /// The first broken promise.
+    pub(crate) violation: Option<String>,
+}
+
+/// Virtual histories begin here.
+pub(crate) const BEGINNING: Timestamp = Timestamp(1_000_000_000);
+
+/// Runs one history.
+///
+/// # Errors
+/// The first broken promise, with the seed that replays it.
+pub fn run(seed: u64, config: SimConfig) -> Result<Outcome, Violation> {
+    let mut world = World::new(seed, config);
+    world.plan_load_and_faults();
+    world.turn_until(None);
+    if world.violation.is_none() {
+        world.end_faults();
+        let end = world.now.plus_us(SETTLE_US);
+        world.turn_until(Some(end));
+        world.check_settled();
+    }
+    match world.violation {
+        None => Ok(world.outcome),
+        Some(what) => Err(Violation {
+            seed,
+            at_us: world.now.since_us(BEGINNING),
+            n_events: world.outcome.n_events,
+            what,
+        }),
+    }
+}
+
+impl World {
+    /// Lets things happen until every request has ended (`None`) or until a point in time.
+    fn turn_until(&mut self, end: Option<Timestamp>) {
+        while self.violation.is_none() {
+            if end.is_none() && self.requests.iter().all(|request| request.is_over()) {
+                return;
+            }
+            let Some((at, occurrence)) = self.schedule.pop() else {
+                return;
+            };
+            if end.is_some_and(|end| at > end) {
+                return;
+            }
+            self.now = self.now.max(at);
+            self.outcome.n_events += 1;
+            if self.outcome.n_events > EVENTS_MAX {
+                self.violate("the history goes in circles".to_owned());
+                return;
+            }
+            self.happen(occurrence);
+        }
+    }
+
+    fn happen(&mut self, occurrence: Occurrence) {
+        self.note_occurrence(&occurrence);
+        match occurrence {
+            Occurrence::Arrive(request_idx) => self.arrive(request_idx),
+            Occurrence::ClientLeaves(request_idx) => self.client_leaves(request_idx),
+            Occurrence::ToServer(call, message) => self.reach_server(call, message),
+            Occurrence::ToClient(call, message) => self.reach_client(call, message),
+            Occurrence::ServerLoses(call, server) => self.server_loses(call, server),
+            Occurrence::ClientLoses(call, client) => self.client_loses(call, client),
+            Occurrence::Notice(process, notice) => self.take_notice(process, notice),
+            Occurrence::Wake(end) if self.is_alive(end) => self.wake(end),
+            Occurrence::WakeRequest(request_idx, at) => self.wake_request(request_idx, at),
+            Occurrence::Layers(end, progress) if self.is_alive(end) => self.layers(end, progress),
+            Occurrence::StepEnds(end, step_id, work) if self.is_alive(end) => {
+                self.end_step(end, step_id, work);
+            }
+            Occurrence::Digest(end, job, places) if self.is_alive(end) => {
+                self.digest(end, job, &places);
+            }
+            Occurrence::CopyOut(call, place_idx) => self.copy_out(call, place_idx),
+            Occurrence::CopyIn(call, place_idx, bytes) => self.copy_in(call, place_idx, &bytes),
+            Occurrence::LoadReport(end) if self.is_alive(end) => self.report_load(end.process),
+            Occurrence::Describe(process) => self.describe(process),
+            Occurrence::Fault(fault) => self.inflict(fault),
+            Occurrence::Restart(process) => self.restart(process),
+            Occurrence::Heal(a, b) => self.network.heal(a, b),
+            // Of a life that is over.
+            Occurrence::Wake(_)
+            | Occurrence::Layers(..)
+            | Occurrence::StepEnds(..)
+            | Occurrence::Digest(..)
+            | Occurrence::LoadReport(_) => {}
+        }
+    }
+
+    /// Schedules something `delay_us` from now.
+    pub(crate) fn after(&mut self, delay_us: u64, occurrence: Occurrence) {
+        self.schedule.push(self.now.plus_us(delay_us), occurrence);
+    }
+
+    /// The first broken promise stays.
+    pub(crate) fn violate(&mut self, what: String) {
+        self.violation.get_or_insert(what);
+    }
+
+    /// The present life of a process.
+    pub(crate) fn end_of(&self, process: Process) -> End {
+        let life = match process {
+            Process::Router => self.router.life,
+            Process::Prefill(i) => self.prefills[i].life,
+            Process::Decode(i) => self.decodes[i].life,
+        };
+        End { process, life }
+    }
+
+    /// True while this very life goes on.
+    pub(crate) fn is_alive(&self, end: End) -> bool {
+        self.end_of(end.process) == end && self.is_running(end.process)
+    }
+
+    pub(crate) fn is_running(&self, process: Process) -> bool {
+        match process {
+            Process::Router => self.router.is_up,
+            Process::Prefill(i) => self.prefills[i].core.is_some(),
+            Process::Decode(i) => self.decodes[i].core.is_some(),
+        }
+    }
+
+    // ---- Calls --------------------------------------------------------------------------------------------
+
+    /// Opens a call. Nobody there, or a cut link: the client hears of it later.
+    pub(crate) fn open_call(
+        &mut self,
+        client: Process,
+        server: Process,
+        message: ToServer,
+    ) -> CallId {
+        let (client, server) = (self.end_of(client), self.end_of(server));
+        let (call, at) = self.network.open(client, server, self.now, &mut self.rng);
+        if !self.is_running(server.process) {
+            let delay = self.rng.between(50, 2_000);
+            self.after(delay, Occurrence::ClientLoses(call, client));
+        } else if !self.network.is_up(client.process, server.process) {
+            self.after(2_000_000, Occurrence::ClientLoses(call, client));
+        } else {
+            self.schedule.push(at, Occurrence::ToServer(call, message));
+        }
+        call
+    }
+
+    /// Sends an answer; into nowhere when the call is over.
+    pub(crate) fn answer(&mut self, call: CallId, message: ToClient) {
+        if let Some(at) = self.network.reach_client(call, self.now, &mut self.rng) {
+            self.schedule.push(at, Occurrence::ToClient(call, message));
+        }
+    }
+
+    /// The client listens no more.
+    pub(crate) fn leave_call(&mut self, call: CallId) {
+        let Some(open) = self.network.call(call) else {
+            return;
+        };
+        if let Some(at) = self.network.leave(call, self.now, &mut self.rng) {
+            self.schedule
+                .push(at, Occurrence::ServerLoses(call, open.server));
+        }
+    }
+
+    /// The connection under a call breaks; each side hears of it in its own time.
+    pub(crate) fn break_call(&mut self, call: CallId) {
+        let Some(open) = self.network.close(call) else {
+            return;
+        };
+        let delay = self.break_delay_us();
+        self.after(delay, Occurrence::ServerLoses(call, open.server));
+        if !open.client_gone {
+            let delay = self.break_delay_us();
+            self.after(delay, Occurrence::ClientLoses(call, open.client));
+        }
+    }
+
+    /// A reset is heard at once, a silent loss by the missing PING.
+    fn break_delay_us(&mut self) -> u64 {
+        if self.rng.chance(700) {
+            self.rng.between(20, 2_000)
+        } else {
+            self.rng.between(1_000_000, 10_000_000)
+        }
+    }
+
+    fn reach_server(&mut self, call: CallId, message: ToServer) {
+        let Some(open) = self.network.call(call) else {
+            return;
+        };
+        match open.server.process {
+            Process::Prefill(i) => self.ask_prefill(i, call, message),
+            Process::Decode(i) => self.ask_decode(i, call, message),
+            Process::Router => {}
+        }
+    }
+
+    fn reach_client(&mut self, call: CallId, message: ToClient) {
+        let Some(open) = self.network.call(call) else {
+            return;
+        };
+        if message.is_last() {
+            self.network.close(call);
+            // The server hears of the end of its own answer too, as a no-op.
+            self.after(10, Occurrence::ServerLoses(call, open.server));
+        }
+        if open.client_gone {
+            return;
+        }
+        match open.client.process {
+            Process::Router => self.answer_router(call, message),
+            Process::Decode(i) => self.answer_decode(i, call, message),
+            Process::Prefill(_) => {}
+        }
+    }
+
+    fn server_loses(&mut self, call: CallId, server: End) {
+        self.network.close(call);
+        if !self.is_alive(server) {
+            return;
+        }
+        match server.process {
+            Process::Prefill(i) => {
+                self.end_lent_read(i, call);
+                self.prefill_event(i, prefill::Event::CallEnded { call });
+            }
+            Process::Decode(i) => self.decode_event(i, decode::Event::CallEnded { call }),
+            Process::Router => {}
+        }
+    }
+
+    fn client_loses(&mut self, call: CallId, client: End) {
+        self.network.close(call);
+        if !self.is_alive(client) {
+            return;
+        }
+        match client.process {
+            Process::Router => self.router_loses(call),
+            Process::Decode(i) => self.decode_loses(i, call),
+            Process::Prefill(_) => {}
+        }
+    }
+
+    // ---- Single messages ------------------------------------------------------------------------------------
+
+    /// Sends a single message: it may be lost, doubled and late. A lost cancel is sent again by its driver.
+    pub(crate) fn send_notice(&mut self, from: Process, to: Process, notice: Notice) {
+        let is_lost = self.now < self.drops_until && self.rng.chance(600);
+        if is_lost {
+            self.note_notice(FaultKind::DropMessage, &notice);
+        }
+        if is_lost || !self.network.is_up(from, to) {
+            // The driver of a cancel asks again until the life that is meant has heard it or is over.
+            if let Notice::Cancel(_, incarnation) = notice
+                && self.incarnation_of(to) == Some(incarnation)
+            {
+                self.after(1_000_000, Occurrence::Notice(to, notice));
+            }
+            return;
+        }
+        let delay = self.network.delay_us(from, to, &mut self.rng);
+        if self.now < self.doubles_until && self.rng.chance(600) {
+            self.note_notice(FaultKind::DuplicateMessage, &notice);
+            let later = delay + self.rng.between(1, 3_000_000);
+            self.after(later, Occurrence::Notice(to, notice.clone()));
+        }
+        self.after(delay, Occurrence::Notice(to, notice));
+    }
+
+    fn take_notice(&mut self, to: Process, notice: Notice) {
+        match (to, notice) {
+            (Process::Prefill(i), Notice::Cancel(request_id, to)) => {
+                self.prefill_event(i, prefill::Event::Cancel { request_id, to });
+            }
+            (Process::Prefill(i), Notice::Release(lease, to)) => {
+                self.prefill_event(i, prefill::Event::Release { lease, to });
+            }
+            (Process::Decode(i), Notice::Cancel(request_id, to)) => {
+                self.decode_event(i, decode::Event::Cancel { request_id, to });
+            }
+            _ => {}
+        }
+    }
+
+    fn incarnation_of(&self, process: Process) -> Option<tidemill_core::Incarnation> {
+        match process {
+            Process::Router => None,
+            Process::Prefill(i) => self.prefills[i]
+                .core
+                .as_ref()
+                .map(|_| self.prefills[i].incarnation),
+            Process::Decode(i) => self.decodes[i]
+                .core
+                .as_ref()
+                .map(|_| self.decodes[i].incarnation),
+        }
+    }
+
+    // ---- Steps ------------------------------------------------------------------------------------------------
+
+    fn wake(&mut self, end: End) {
+        match end.process {
+            Process::Prefill(i) => {
+                self.prefills[i].wake_at = None;
+                self.maintain_prefill(i);
+            }
+            Process::Decode(i) => {
+                self.decodes[i].wake_at = None;
+                self.maintain_decode(i);
+            }
+            Process::Router => {}
+        }
+    }
+
+    fn layers(&mut self, end: End, progress: LayerProgress) {
+        match end.process {
+            Process::Prefill(i) => self.prefill_event(i, prefill::Event::LayersDone(progress)),
+            Process::Decode(i) => self.decode_event(i, decode::Event::LayersDone(progress)),
+            Process::Router => {}
+        }
+    }
+
+    fn end_step(&mut self, end: End, step_id: u64, work: StepWork) {
+        match end.process {
+            Process::Prefill(i) => {
+                let result = self.prefills[i].end_step(work);
+                self.prefill_event(i, prefill::Event::StepDone { step_id, result });
+            }
+            Process::Decode(i) => {
+                let result = self.decodes[i].end_step(work);
+                self.decode_event(i, decode::Event::StepDone { step_id, result });
+            }
+            Process::Router => {}
+        }
+    }
+
+    /// Schedules what a begun step reports and its end.
+    pub(crate) fn schedule_step(&mut self, end: End, step_id: u64, begun: crate::host::BegunStep) {
+        let n_reports = begun.progress.len() as u64 + 1;
+        for (report_idx, progress) in begun.progress.into_iter().enumerate() {
+            let at = begun.duration_us * (report_idx as u64 + 1) / n_reports;
+            self.after(at, Occurrence::Layers(end, progress));
+        }
+        let ends = Occurrence::StepEnds(end, step_id, begun.work);
+        self.after(begun.duration_us, ends);
+    }
+
+    /// Wakes a node when its core asks for it.
+    pub(crate) fn wake_node_at(&mut self, end: End, at: Option<Timestamp>) {
+        let Some(at) = at.map(|at| at.max(self.now.plus_us(1))) else {
+            return;
+        };
+        let wake_at = match end.process {
+            Process::Prefill(i) => &mut self.prefills[i].wake_at,
+            Process::Decode(i) => &mut self.decodes[i].wake_at,
+            Process::Router => return,
+        };
+        if wake_at.is_none_or(|planned| at < planned) {
+            *wake_at = Some(at);
+            self.schedule.push(at, Occurrence::Wake(end));
+        }
+    }
+}

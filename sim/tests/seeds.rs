@@ -1,0 +1,145 @@
+//! Hundreds of histories, each with its faults; planted bugs that must be noticed; and the proof that a seed replays.
+//!
+//! `TIDEMILL_SIM_SEED=17 cargo test -p tidemill-sim --test seeds one_seed -- --nocapture` replays one history, with
+//! `TIDEMILL_SIM_TRACE=1` event by event. `TIDEMILL_SOAK=1` runs the long form.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_core::planted::{PlantedBug, plant};
+use tidemill_sim::{Coverage, Outcome, SimConfig, run};
+
+/// Histories of the short and of the long form.
+const N_SEEDS: u64 = 300;
+const N_SEEDS_SOAK: u64 = 20_000;
+/// Seeds in which a planted bug has to be noticed.
+const N_SEEDS_PLANTED: u64 = 120;
+
+const CONFIG: SimConfig = SimConfig {
+    n_requests: 200,
+    n_faults: 24,
+    trace: false,
+};
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Runs seeds on every core; returns the sum of coverage, or the violations.
+fn run_many(seeds: std::ops::Range<u64>) -> (Coverage, Vec<Outcome>, Vec<String>) {
+    let next = AtomicU64::new(seeds.start);
+    let sum = Mutex::new((Coverage::default(), Vec::new(), Vec::new()));
+    let n_threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..n_threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let result = run(seed, CONFIG);
+                    let mut sum = sum.lock().expect("no thread panics with it");
+                    match result {
+                        Ok(outcome) => {
+                            sum.0.add(&outcome.coverage);
+                            sum.1.push(outcome);
+                        }
+                        Err(violation) => sum.2.push(format!(
+                            "{violation}\n    replay: TIDEMILL_SIM_SEED={seed} cargo test -p tidemill-sim --test seeds one_seed -- --nocapture"
+                        )),
+                    }
+                }
+            });
+        }
+    });
+    sum.into_inner().expect("no thread panics with it")
+}
+
+#[test]
+fn every_history_keeps_the_promises() {
+    let n_seeds = if variable("TIDEMILL_SOAK").is_some() {
+        N_SEEDS_SOAK
+    } else {
+        N_SEEDS
+    };
+    let start = variable("TIDEMILL_SIM_FIRST").unwrap_or(0);
+    let clock = std::time::Instant::now();
+    let (coverage, outcomes, violations) = run_many(start..start + n_seeds);
+    assert!(
+        violations.is_empty(),
+        "{} of {n_seeds} seeds:\n  {}",
+        violations.len(),
+        violations.join("\n  ")
+    );
+    let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
+    println!("{coverage}");
+    println!(
+        "{n_seeds} seeds from {start}: {} events, {} faults, {} requests finished, {} failed, {} cancelled, {} lost; {} tokens; {} ms a seed",
+        sum(|o| o.n_events),
+        coverage.n_faults(),
+        sum(|o| o.n_finished),
+        sum(|o| o.failures.values().sum()),
+        sum(|o| o.n_cancelled),
+        sum(|o| o.n_lost),
+        sum(|o| o.n_tokens),
+        clock.elapsed().as_millis() / u128::from(n_seeds),
+    );
+    for outcome in &outcomes {
+        assert!(
+            outcome.coverage.n_faults() >= 20,
+            "a history with too few faults"
+        );
+    }
+    let missing = coverage.missing();
+    assert!(
+        missing.is_empty(),
+        "faults that never met a phase: {missing:?}"
+    );
+}
+
+#[test]
+fn a_seed_is_a_whole_history() {
+    for seed in [1, 2, 3] {
+        let first = run(seed, CONFIG).expect("keeps the promises");
+        let second = run(seed, CONFIG).expect("keeps the promises");
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_planted_bug_is_noticed() {
+    let mut unnoticed = Vec::new();
+    for bug in PlantedBug::ALL {
+        plant(Some(bug));
+        // A planted bug may also break an assertion of the shipped code: that is noticing it.
+        let noticed = (0..N_SEEDS_PLANTED).find_map(|seed| {
+            match std::panic::catch_unwind(|| run(seed, CONFIG)) {
+                Ok(Ok(_)) => None,
+                Ok(Err(violation)) => Some(violation.to_string()),
+                Err(_) => Some(format!("seed {seed}: a broken invariant")),
+            }
+        });
+        plant(None);
+        match noticed {
+            Some(how) => println!("{bug:?}: {how}"),
+            None => unnoticed.push(bug),
+        }
+    }
+    assert!(
+        unnoticed.is_empty(),
+        "not noticed in {N_SEEDS_PLANTED} seeds: {unnoticed:?}"
+    );
+}
+
+#[test]
+fn one_seed() {
+    let config = SimConfig {
+        trace: variable("TIDEMILL_SIM_TRACE").is_some(),
+        ..CONFIG
+    };
+    let seed = variable("TIDEMILL_SIM_SEED").unwrap_or(0);
+    match run(seed, config) {
+        Ok(outcome) => println!("{outcome:?}"),
+        Err(violation) => panic!("{violation}"),
+    }
+}
