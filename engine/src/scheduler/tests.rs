@@ -13,6 +13,8 @@ use tidemill_core::{
 use tidemill_kernels::memory::KvArena;
 
 const VOCAB_SIZE: u32 = 48;
+/// Added to the id of a prefill for the sequence that goes on with its blocks.
+const HEIR: u64 = 1_000_000;
 const FINGERPRINT: [u8; 32] = [5; 32];
 
 fn layout() -> KvLayout {
@@ -75,6 +77,8 @@ struct Bench {
     tokens: BTreeMap<u64, Vec<TokenId>>,
     finished: BTreeMap<u64, Finished>,
     failed: BTreeMap<u64, Failure>,
+    /// Ends after the first token, then goes on under another id, as if imported.
+    prefills: BTreeMap<u64, SequenceSpec>,
     n_preempted: usize,
     n_prompt_logprobs: usize,
 }
@@ -90,6 +94,7 @@ impl Bench {
             tokens: BTreeMap::new(),
             finished: BTreeMap::new(),
             failed: BTreeMap::new(),
+            prefills: BTreeMap::new(),
             n_preempted: 0,
             n_prompt_logprobs: 0,
         }
@@ -148,6 +153,7 @@ impl Bench {
                     tokens.push(token.token);
                 }
                 SequenceEvent::Finished(finished) => {
+                    self.hand_over(&finished);
                     self.pool.release_all(Owner::Sequence(finished.sequence_id));
                     let former = self.finished.insert(finished.sequence_id.0, finished);
                     assert_eq!(former, None, "a sequence ends once");
@@ -165,6 +171,23 @@ impl Bench {
         self.scheduler
             .audit(&self.pool)
             .expect("the scheduler is sound");
+    }
+
+    /// What a decode node does with a prefill's result.
+    fn hand_over(&mut self, finished: &Finished) {
+        let id = finished.sequence_id;
+        let Some(spec) = self.prefills.get(&id.0) else {
+            return;
+        };
+        if finished.reason.is_some() {
+            return;
+        }
+        let heir = id.0 + HEIR;
+        let first = finished.last_token.as_ref().expect("it goes on");
+        self.pool
+            .transfer(Owner::Sequence(id), Owner::Sequence(SequenceId(heir)));
+        let ready = sequence(heir, spec.clone()).with_kv(finished.blocks.clone(), first.token);
+        self.scheduler.submit_ready(ready);
     }
 
     fn reference(&self, spec: &SequenceSpec, n_output: u32) -> Vec<TokenId> {
@@ -287,6 +310,11 @@ fn the_younger_gives_way_and_both_get_their_tokens() {
     assert!(bench.scheduler.n_preemptions() > 0);
     bench.assert_output(0, &specs[0]);
     bench.assert_output(1, &specs[1]);
+    let again = &bench.finished[&1];
+    assert!(
+        again.n_computed_tokens > 17,
+        "its output was context when it came back"
+    );
 }
 
 #[test]

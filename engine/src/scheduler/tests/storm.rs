@@ -139,18 +139,8 @@ impl Storm {
         asked.emitted = self.bench.reference(&asked, n_emitted);
         let mut made = sequence(id, asked.clone());
         if prefill {
-            let hashes = block_hashes(
-                &FINGERPRINT,
-                "",
-                &[&asked.prompt[..], &asked.emitted[..]].concat(),
-            );
-            asked.stop.max_tokens = max_tokens.min(n_emitted + 1);
-            made = Sequence::new(
-                SequenceId(id),
-                asked.clone(),
-                hashes,
-                FinishAfter::FirstToken,
-            );
+            made = prefill_of(id, &asked);
+            self.bench.prefills.insert(id, asked.clone());
         }
         self.bench.scheduler.submit(made).expect("room");
         self.specs.insert(id, asked);
@@ -161,12 +151,14 @@ impl Storm {
             return;
         };
         let plan = if in_flight { self.bench.plan() } else { None };
-        let has_ended = self.bench.finished.contains_key(&id);
-        self.bench
-            .scheduler
-            .cancel(&mut self.bench.pool, SequenceId(id));
-        if !has_ended {
-            self.cancelled.insert(id);
+        for id in [id, id + HEIR] {
+            let has_ended = self.bench.finished.contains_key(&id);
+            self.bench
+                .scheduler
+                .cancel(&mut self.bench.pool, SequenceId(id));
+            if !has_ended {
+                self.cancelled.insert(id);
+            }
         }
         if let Some(plan) = plan {
             let output = self.bench.executor.step(&plan, &mut NoProgress);
@@ -185,24 +177,48 @@ impl Storm {
         self.bench.pool.release_all(LENT);
         while self.step() {}
         self.bench.assert_idle();
-        for (id, spec) in &self.specs {
-            let emitted = spec.emitted.len();
+        for (&id, spec) in &self.specs {
             let expected = self.bench.reference(spec, spec.stop.max_tokens);
-            let told = self.bench.tokens.get(id).cloned().unwrap_or_default();
-            let whole = &expected[emitted..];
-            assert_eq!(told, whole[..told.len()], "sequence {id}");
-            let failed = self.bench.failed.contains_key(id);
-            if let Some(finished) = self.bench.finished.get(id) {
-                assert!(!failed && told.len() == whole.len(), "sequence {id}");
-                assert_eq!(finished.n_output_tokens as usize, expected.len());
-            } else {
-                assert!(
-                    failed || self.cancelled.contains(id),
-                    "sequence {id} is lost"
-                );
+            let whole = &expected[spec.emitted.len()..];
+            if !self.bench.prefills.contains_key(&id) {
+                self.check_end(id, whole, expected.len());
+                continue;
+            }
+            let first = &whole[..whole.len().min(1)];
+            let has_ended = self.check_end(id, first, spec.emitted.len() + first.len());
+            if has_ended && whole.len() > 1 {
+                self.check_end(id + HEIR, &whole[1..], expected.len());
             }
         }
     }
+
+    /// Right tokens, and one end. True for a good end.
+    fn check_end(&self, id: u64, expected: &[TokenId], n_output: usize) -> bool {
+        let bench = &self.bench;
+        let told = bench.tokens.get(&id).cloned().unwrap_or_default();
+        assert_eq!(told, expected[..told.len()], "sequence {id}");
+        let failed = bench.failed.contains_key(&id);
+        let Some(finished) = bench.finished.get(&id) else {
+            let ended = failed || self.cancelled.contains(&id);
+            assert!(ended, "sequence {id} is lost");
+            return false;
+        };
+        assert!(!failed && told.len() == expected.len(), "sequence {id}");
+        assert_eq!(finished.n_output_tokens as usize, n_output);
+        true
+    }
+}
+
+/// The same request up to its first token.
+fn prefill_of(id: u64, asked: &SequenceSpec) -> Sequence {
+    let context = [&asked.prompt[..], &asked.emitted[..]].concat();
+    let hashes = block_hashes(&FINGERPRINT, "", &context);
+    Sequence::new(
+        SequenceId(id),
+        asked.clone(),
+        hashes,
+        FinishAfter::FirstToken,
+    )
 }
 
 proptest! {
