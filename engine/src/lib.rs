@@ -7,6 +7,7 @@
 pub mod block_pool;
 pub mod executor;
 pub mod intake;
+pub mod model;
 mod prefix_cache;
 pub mod sampler;
 pub mod scheduler;

@@ -5,6 +5,7 @@
 //! never sees requests, roles or peers. While it computes it reports which layer groups of which sequences are
 //! final, so that their slices can leave while later layers still run.
 
+pub mod cpu;
 pub mod simulated;
 
 use tidemill_core::{
