@@ -142,9 +142,13 @@ mod tests {
     fn retry_after_grows_with_the_queue_and_is_bounded() {
         let admission = Admission::new(1, 100);
         assert_eq!(admission.retry_after_s(), 1);
-        let permits: Vec<_> = (0..5).map(|_| admission.try_admit().expect("room")).collect();
+        let permits: Vec<_> = (0..5)
+            .map(|_| admission.try_admit().expect("room"))
+            .collect();
         assert_eq!(admission.retry_after_s(), 5);
-        let more: Vec<_> = (0..90).map(|_| admission.try_admit().expect("room")).collect();
+        let more: Vec<_> = (0..90)
+            .map(|_| admission.try_admit().expect("room"))
+            .collect();
         assert_eq!(admission.retry_after_s(), RETRY_AFTER_S_MAX);
         drop((permits, more));
     }

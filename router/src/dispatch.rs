@@ -212,12 +212,7 @@ impl Dispatch {
         });
     }
 
-    fn start_whole(
-        &mut self,
-        target: Target,
-        candidates: &[Candidate],
-        outside: &mut Outside<'_>,
-    ) {
+    fn start_whole(&mut self, target: Target, candidates: &[Candidate], outside: &mut Outside<'_>) {
         let id = (outside.draw_id)();
         let spec = self.spec(id, &find(candidates, &target).model_fingerprint);
         self.attempt = Some(Attempt::new(id, self.emitted.len(), None, false));
@@ -251,7 +246,11 @@ impl Dispatch {
 
     fn spec(&mut self, request_id: RequestId, model_fingerprint: &[u8; 32]) -> SequenceSpec {
         let job = &self.job;
-        if self.hashes.as_ref().is_none_or(|h| h.model_fingerprint != *model_fingerprint) {
+        if self
+            .hashes
+            .as_ref()
+            .is_none_or(|h| h.model_fingerprint != *model_fingerprint)
+        {
             self.hashes = Some(Hashes {
                 model_fingerprint: *model_fingerprint,
                 of_prompt: block_hashes(model_fingerprint, &job.namespace, &job.prompt),
@@ -385,7 +384,10 @@ impl Dispatch {
         };
         let attempt = self.live();
         let (id, n_base, handle) = (attempt.id, attempt.n_base, attempt.handle.clone());
-        let exporter = attempt.exporter.as_ref().expect("only exporters give handles");
+        let exporter = attempt
+            .exporter
+            .as_ref()
+            .expect("only exporters give handles");
         let fingerprint = exporter.model_fingerprint;
         attempt.decoders.push(target.clone());
         let mut spec = self.spec(id, &fingerprint);
@@ -494,7 +496,8 @@ impl Dispatch {
             .collect();
         if !new.is_empty() {
             self.n_prompt_logprobs += new.len();
-            self.effects.push(Effect::Answer(Answer::PromptLogprobs(new)));
+            self.effects
+                .push(Effect::Answer(Answer::PromptLogprobs(new)));
         }
     }
 
@@ -535,7 +538,9 @@ impl Dispatch {
     }
 
     fn live(&mut self) -> &mut Attempt {
-        self.attempt.as_mut().expect("its call was open a moment ago")
+        self.attempt
+            .as_mut()
+            .expect("its call was open a moment ago")
     }
 
     fn leg(&mut self, side: Side) -> &mut Leg {
@@ -575,5 +580,8 @@ fn count(n: usize) -> u32 {
 }
 
 fn deadline_passed() -> Failure {
-    Failure::new(FailureCode::DeadlineExceeded, "the request's deadline has passed")
+    Failure::new(
+        FailureCode::DeadlineExceeded,
+        "the request's deadline has passed",
+    )
 }

@@ -9,5 +9,12 @@
 
 pub mod admission;
 pub mod dispatch;
+pub mod http;
+pub mod membership;
+mod node_client;
 pub mod placement;
 pub mod requests;
+mod run;
+pub mod text;
+
+pub use run::{RouterConfig, RouterEnd, Surroundings, run};

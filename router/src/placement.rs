@@ -286,17 +286,26 @@ mod tests {
     fn failed_nodes_are_left_out_in_that_life_only() {
         let nodes = pools();
         let failed = [nodes[1].target.clone()];
-        assert_eq!(names(&place(&nodes, &want(&failed)).expect("pair"))[0], "p1");
+        assert_eq!(
+            names(&place(&nodes, &want(&failed)).expect("pair"))[0],
+            "p1"
+        );
         let mut reborn = nodes.clone();
         reborn[1].target.incarnation = Incarnation(2);
-        assert_eq!(names(&place(&reborn, &want(&failed)).expect("pair"))[0], "p0");
+        assert_eq!(
+            names(&place(&reborn, &want(&failed)).expect("pair"))[0],
+            "p0"
+        );
     }
 
     #[test]
     fn only_equal_layouts_and_models_form_a_pair() {
         let mut nodes = pools();
         nodes[3].layout_fingerprint = [9; 16];
-        assert_eq!(names(&place(&nodes, &want(&[])).expect("pair")), ["p0", "d0"]);
+        assert_eq!(
+            names(&place(&nodes, &want(&[])).expect("pair")),
+            ["p0", "d0"]
+        );
         nodes[2].model_fingerprint = [9; 32];
         let require = Want {
             split: SplitPolicy::Require,
@@ -304,7 +313,13 @@ mod tests {
         };
         assert_eq!(place(&nodes, &require), Err(Unplaced::NoPair));
         let placed = place(&nodes, &want(&[])).expect("whole");
-        assert!(matches!(placed, Placement::Whole { is_exception: true, .. }));
+        assert!(matches!(
+            placed,
+            Placement::Whole {
+                is_exception: true,
+                ..
+            }
+        ));
     }
 
     #[test]
@@ -318,17 +333,32 @@ mod tests {
         };
         use SplitPolicy::{Never, Prefer, Require};
         let missing = |nodes, split, needs_decode| place(nodes, &with(split, needs_decode)).err();
-        assert_eq!(missing(decode_only, Require, true), Some(Unplaced::NoPrefill));
+        assert_eq!(
+            missing(decode_only, Require, true),
+            Some(Unplaced::NoPrefill)
+        );
         assert_eq!(missing(decode_only, Prefer, true), None);
         assert_eq!(missing(decode_only, Never, true), None);
-        assert_eq!(missing(prefill_only, Require, true), Some(Unplaced::NoDecode));
-        assert_eq!(missing(prefill_only, Prefer, true), Some(Unplaced::NoDecode));
+        assert_eq!(
+            missing(prefill_only, Require, true),
+            Some(Unplaced::NoDecode)
+        );
+        assert_eq!(
+            missing(prefill_only, Prefer, true),
+            Some(Unplaced::NoDecode)
+        );
         assert_eq!(missing(prefill_only, Never, true), Some(Unplaced::NoDecode));
         assert_eq!(missing(prefill_only, Prefer, false), None);
         assert_eq!(missing(&[], Prefer, true), Some(Unplaced::NoPrefill));
         let never = place(&pools(), &with(Never, true)).expect("whole");
         assert_eq!(names(&never), ["d1"]);
-        assert!(matches!(never, Placement::Whole { is_exception: false, .. }));
+        assert!(matches!(
+            never,
+            Placement::Whole {
+                is_exception: false,
+                ..
+            }
+        ));
     }
 
     #[test]

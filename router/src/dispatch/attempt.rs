@@ -72,7 +72,12 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn new(id: RequestId, n_base: usize, exporter: Option<Candidate>, is_split: bool) -> Self {
+    pub(super) fn new(
+        id: RequestId,
+        n_base: usize,
+        exporter: Option<Candidate>,
+        is_split: bool,
+    ) -> Self {
         Self {
             id,
             n_base,
@@ -90,11 +95,15 @@ impl Attempt {
     }
 
     pub(super) fn is_prefill_call(&self, call: CallId) -> bool {
-        self.prefill.as_ref().is_some_and(|leg| leg.is_open && leg.call == call)
+        self.prefill
+            .as_ref()
+            .is_some_and(|leg| leg.is_open && leg.call == call)
     }
 
     pub(super) fn is_decode_call(&self, call: CallId) -> bool {
-        self.decode.as_ref().is_some_and(|leg| leg.is_open && leg.call == call)
+        self.decode
+            .as_ref()
+            .is_some_and(|leg| leg.is_open && leg.call == call)
     }
 
     /// Gives the decode node up.

@@ -65,7 +65,11 @@ impl Dispatch {
 
     fn suspect_exporter(&mut self, failure: Failure, outside: &mut Outside<'_>) {
         let importer = self.leg(Side::Decode).target.clone();
-        let exporter = self.live().exporter.as_ref().map(|node| node.target.clone());
+        let exporter = self
+            .live()
+            .exporter
+            .as_ref()
+            .map(|node| node.target.clone());
         // Two exporters in a row that one importer could not read from: it may be the importer.
         if !self.suspects.is_empty() {
             self.suspects.push(importer);
@@ -80,7 +84,10 @@ impl Dispatch {
         let attempt = self.live();
         let has_decoded = attempt.decode.as_ref().is_some_and(|leg| leg.n_tokens > 0);
         let has_lease = attempt.prefill.as_ref().is_some_and(|leg| leg.is_held)
-            && attempt.handle.as_ref().is_some_and(|handle| handle.expires_at > outside.now);
+            && attempt
+                .handle
+                .as_ref()
+                .is_some_and(|handle| handle.expires_at > outside.now);
         let is_exporter_lost = attempt
             .prefill
             .as_ref()
@@ -153,7 +160,10 @@ impl Dispatch {
         let last = last.expect("an attempt is used up by a failure");
         self.fail(Failure::new(
             client_code(last.code),
-            format!("{n_attempts} attempts failed; the last one: {}", last.message),
+            format!(
+                "{n_attempts} attempts failed; the last one: {}",
+                last.message
+            ),
         ));
     }
 
@@ -211,7 +221,11 @@ impl Dispatch {
         }
         // An importer waits for prefill; one that prefills by itself may have a long queue.
         let (_, first_at) = attempt.first.as_ref()?;
-        Some(leg.heard_at.max(*first_at).plus_us(self.config.start_us_max))
+        Some(
+            leg.heard_at
+                .max(*first_at)
+                .plus_us(self.config.start_us_max),
+        )
     }
 
     fn report_failure(&mut self, side: Side, code: FailureCode) {

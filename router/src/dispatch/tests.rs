@@ -300,7 +300,10 @@ fn a_split_request_streams_the_first_token_at_once_and_ends_without_cancels() {
     let mut rig = Rig::split(3);
     let (_, decode, request) = rig.last_generate();
     assert_eq!(decode.node_id.as_str(), "d0");
-    assert_eq!(request.handle.expect("a handle").request_id, request.spec.request_id);
+    assert_eq!(
+        request.handle.expect("a handle").request_id,
+        request.spec.request_id
+    );
     rig.prefill(first(0, None));
     assert_eq!(rig.tokens(), [100]);
     rig.generate(GenerateEvent::Accepted);
@@ -318,7 +321,10 @@ fn a_split_request_streams_the_first_token_at_once_and_ends_without_cancels() {
     });
     let usage = usage.expect("accounted");
     assert_eq!((usage.n_prompt_tokens, usage.n_output_tokens), (20, 3));
-    assert_eq!((usage.n_cached_tokens, usage.n_prefill_computed_tokens), (16, 4));
+    assert_eq!(
+        (usage.n_cached_tokens, usage.n_prefill_computed_tokens),
+        (16, 4)
+    );
     assert_eq!((usage.bytes_moved, usage.n_attempts), (10, 1));
 }
 
@@ -669,7 +675,11 @@ fn a_token_out_of_order_is_never_given() {
     }
     let mut rig = Rig::decoding(2);
     rig.generate(GenerateEvent::Token(token(2)));
-    assert_eq!(rig.failure_code(), FailureCode::Internal, "beyond max_tokens");
+    assert_eq!(
+        rig.failure_code(),
+        FailureCode::Internal,
+        "beyond max_tokens"
+    );
 }
 
 #[test]
