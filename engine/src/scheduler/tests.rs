@@ -15,6 +15,7 @@ use tidemill_kernels::memory::KvArena;
 const VOCAB_SIZE: u32 = 48;
 /// Added to the id of a prefill for the sequence that goes on with its blocks.
 const HEIR: u64 = 1_000_000;
+const IMPORT: Owner = Owner::Import(RequestId(1));
 const FINGERPRINT: [u8; 32] = [5; 32];
 
 fn layout() -> KvLayout {
@@ -80,7 +81,7 @@ struct Bench {
     /// Ends after the first token, then goes on under another id, as if imported.
     prefills: BTreeMap<u64, SequenceSpec>,
     n_preempted: usize,
-    n_prompt_logprobs: usize,
+    n_prompt_logprobs: BTreeMap<u64, usize>,
 }
 
 impl Bench {
@@ -96,7 +97,7 @@ impl Bench {
             failed: BTreeMap::new(),
             prefills: BTreeMap::new(),
             n_preempted: 0,
-            n_prompt_logprobs: 0,
+            n_prompt_logprobs: BTreeMap::new(),
         }
     }
 
@@ -145,9 +146,10 @@ impl Bench {
         for event in events {
             match event {
                 SequenceEvent::Started { .. } => {}
-                SequenceEvent::PromptLogprobs { logprobs, .. } => {
-                    self.n_prompt_logprobs += logprobs.len();
-                }
+                SequenceEvent::PromptLogprobs {
+                    sequence_id,
+                    logprobs,
+                } => *self.n_prompt_logprobs.entry(sequence_id.0).or_default() += logprobs.len(),
                 SequenceEvent::Token { sequence_id, token } => {
                     let tokens = self.tokens.entry(sequence_id.0).or_default();
                     tokens.push(token.token);
@@ -171,6 +173,28 @@ impl Bench {
         self.scheduler
             .audit(&self.pool)
             .expect("the scheduler is sound");
+    }
+
+    /// Computes a prompt and leaves its blocks with an import.
+    fn compute_elsewhere(&mut self, asked: &SequenceSpec) -> (Vec<BlockIdx>, TokenId) {
+        let made = spec(asked.prompt.clone(), 1);
+        self.scheduler.submit(sequence(99, made)).expect("room");
+        let plan = self.plan().expect("work");
+        let output = self.executor.step(&plan, &mut NoProgress);
+        let events = self.scheduler.complete(&mut self.pool, output);
+        let Some(SequenceEvent::Finished(finished)) = events.last() else {
+            panic!("one chunk is enough: {events:?}");
+        };
+        self.pool.transfer(Owner::Sequence(SequenceId(99)), IMPORT);
+        let first = finished.last_token.as_ref().expect("one");
+        (finished.blocks.clone(), first.token)
+    }
+
+    /// Lets an imported sequence join.
+    fn join(&mut self, id: u64, asked: &SequenceSpec, blocks: Vec<BlockIdx>, first: TokenId) {
+        self.pool.transfer(IMPORT, Owner::Sequence(SequenceId(id)));
+        let ready = sequence(id, asked.clone()).with_kv(blocks, first);
+        self.scheduler.submit_ready(ready);
     }
 
     /// What a decode node does with a prefill's result.
@@ -301,20 +325,26 @@ fn a_block_is_cached_only_when_its_step_has_ended() {
 
 #[test]
 fn the_younger_gives_way_and_both_get_their_tokens() {
-    let mut bench = Bench::new(config(), 5);
+    let mut narrow = config();
+    narrow.max_batch_tokens = 4;
+    let mut bench = Bench::new(narrow, 5);
     let specs = [spec(prompt(1, 30), 40), spec(prompt(2, 17), 40)];
     bench.submit(0, specs[0].clone());
     bench.submit(1, specs[1].clone());
-    bench.run_until_idle();
+    let mut output_in_chunks = false;
+    while let Some(plan) = bench.plan() {
+        let mut younger = plan.items.iter().filter(|item| item.sequence_id.0 == 1);
+        output_in_chunks |= younger.any(|item| item.start_position > 17 && item.tokens.len() > 1);
+        let output = bench.executor.step(&plan, &mut NoProgress);
+        bench.complete(output);
+    }
+    bench.assert_idle();
     assert!(bench.n_preempted > 0, "the pool is too small for both");
     assert!(bench.scheduler.n_preemptions() > 0);
     bench.assert_output(0, &specs[0]);
     bench.assert_output(1, &specs[1]);
-    let again = &bench.finished[&1];
-    assert!(
-        again.n_computed_tokens > 17,
-        "its output was context when it came back"
-    );
+    assert!(output_in_chunks, "computed again, output is context");
+    assert!(bench.finished[&1].n_computed_tokens > 17);
 }
 
 #[test]
@@ -423,23 +453,8 @@ fn a_prefill_ends_after_its_first_token_and_keeps_its_blocks() {
 fn imported_kv_goes_on_where_it_stopped() {
     let mut bench = Bench::new(config(), 64);
     let asked = spec(prompt(8, 37), 9);
-    // What another node left in these blocks: a prefill that ends after one token.
-    let elsewhere = spec(asked.prompt.clone(), 1);
-    bench
-        .scheduler
-        .submit(sequence(1, elsewhere))
-        .expect("room");
-    let plan = bench.plan().expect("work");
-    let output = bench.executor.step(&plan, &mut NoProgress).expect("good");
-    let first = output.items[0].sampled.as_ref().expect("asked").token;
-    let events = bench.scheduler.complete(&mut bench.pool, Ok(output));
-    let Some(SequenceEvent::Finished(finished)) = events.last() else {
-        panic!("it ends: {events:?}");
-    };
-    let owner = Owner::Sequence(SequenceId(2));
-    bench.pool.transfer(Owner::Sequence(SequenceId(1)), owner);
-    let ready = sequence(2, asked.clone()).with_kv(finished.blocks.clone(), first);
-    bench.scheduler.submit_ready(ready);
+    let (blocks, first) = bench.compute_elsewhere(&asked);
+    bench.join(2, &asked, blocks, first);
     assert_eq!(bench.scheduler.n_waiting(), 1);
     bench.run_until_idle();
     let expected = bench.reference(&asked, 9);
@@ -447,6 +462,38 @@ fn imported_kv_goes_on_where_it_stopped() {
     assert_eq!(bench.tokens[&2], expected[1..]);
     assert_eq!(bench.finished[&2].n_cached_tokens, 37);
     assert_eq!(bench.finished[&2].n_computed_tokens, 0);
+}
+
+#[test]
+fn an_import_whose_first_token_stops_ends_at_once() {
+    let mut bench = Bench::new(config(), 64);
+    let mut asked = spec(prompt(8, 37), 9);
+    let (blocks, first) = bench.compute_elsewhere(&asked);
+    asked.stop.stop_token_ids = vec![first];
+    bench.join(2, &asked, blocks, first);
+    assert!(!bench.step(), "nothing is left to compute");
+    assert_eq!(bench.finished[&2].reason, Some(FinishReason::Stop));
+    bench.assert_idle();
+}
+
+#[test]
+fn an_import_that_waits_for_a_place_gives_its_blocks_to_the_older() {
+    let mut narrow = config();
+    narrow.max_sequences = 1;
+    let mut bench = Bench::new(narrow, 4);
+    let import = spec(prompt(8, 20), 9);
+    let (blocks, first) = bench.compute_elsewhere(&import);
+    let older = spec(prompt(1, 20), 40);
+    bench.submit(1, older.clone());
+    assert!(bench.step());
+    let mut asked = import.clone();
+    asked.logprobs.prompt_top = Some(0);
+    bench.join(2, &asked, blocks, first);
+    bench.run_until_idle();
+    assert_eq!(bench.n_preempted, 1);
+    bench.assert_output(1, &older);
+    assert_eq!(bench.tokens[&2], bench.reference(&import, 9)[1..]);
+    assert!(bench.n_prompt_logprobs.is_empty(), "reported elsewhere");
 }
 
 #[test]
@@ -458,7 +505,7 @@ fn prompt_logprobs_come_once_and_without_the_cache() {
     asked.logprobs.prompt_top = Some(1);
     bench.submit(2, asked);
     bench.run_until_idle();
-    assert_eq!(bench.n_prompt_logprobs, 89);
+    assert_eq!(bench.n_prompt_logprobs[&2], 89);
     let finished = &bench.finished[&2];
     assert_eq!(
         (finished.n_cached_tokens, finished.n_computed_tokens),

@@ -180,6 +180,7 @@ impl Storm {
         for (&id, spec) in &self.specs {
             let expected = self.bench.reference(spec, spec.stop.max_tokens);
             let whole = &expected[spec.emitted.len()..];
+            self.check_prompt_logprobs(id, spec);
             if !self.bench.prefills.contains_key(&id) {
                 self.check_end(id, whole, expected.len());
                 continue;
@@ -190,6 +191,17 @@ impl Storm {
                 self.check_end(id + HEIR, &whole[1..], expected.len());
             }
         }
+    }
+
+    /// Each once, however often the prompt was computed.
+    fn check_prompt_logprobs(&self, id: u64, spec: &SequenceSpec) {
+        let told = &self.bench.n_prompt_logprobs;
+        let n_told = told.get(&id).copied().unwrap_or(0);
+        let asked = spec.logprobs.prompt_top.is_some();
+        let n_wanted = if asked { spec.prompt.len() - 1 } else { 0 };
+        let is_whole = n_told == n_wanted || !self.bench.finished.contains_key(&id);
+        assert!(is_whole && n_told <= n_wanted, "sequence {id}");
+        assert!(!told.contains_key(&(id + HEIR)), "told by the prefill");
     }
 
     /// Right tokens, and one end. True for a good end.
