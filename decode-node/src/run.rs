@@ -18,15 +18,14 @@ use tidemill_engine::worker::{Report, Worker};
 use tidemill_kernels::memory::KvArena;
 use tidemill_kv_transfer::transport::local::Exchange;
 use tidemill_proto::convert::NodeDescription;
-use tidemill_service::grpc::{self, AddressError, Fabric};
-use tidemill_service::health::Admin;
+use tidemill_service::grpc::{self, AddressError};
 use tidemill_service::inbox::{BATCH_MAX, Happening, Inbox, InboxSenders};
 use tidemill_service::load_board::LoadBoard;
+use tidemill_service::node_process::Surroundings;
 use tidemill_service::node_service::NodeService;
 use tidemill_service::running_node::RunningNode;
 use tidemill_service::streams::{CallIds, Streams};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 /// What distinguishes this node from others.
 pub struct Settings {
@@ -52,14 +51,8 @@ pub struct Parts {
     pub executor: Box<dyn Executor>,
     /// Its block memory.
     pub arena: Arc<KvArena>,
-    /// The in-process connections of this deployment.
-    pub fabric: Fabric,
-    /// Time.
-    pub clock: Arc<dyn Clock>,
-    /// Probes and metrics.
-    pub admin: Admin,
-    /// Cancelled when the process is leaving.
-    pub drain: CancellationToken,
+    /// What it finds around it.
+    pub surroundings: Surroundings,
 }
 
 /// An event, and where its answer goes; the answer is addressed to the call that the event names.
@@ -87,8 +80,14 @@ pub enum StartError {
 /// When an address cannot be bound or a thread cannot be started.
 pub async fn start(settings: Settings, parts: Parts) -> Result<RunningNode, StartError> {
     let incarnation = Incarnation::random();
-    let listener = parts.fabric.bind(&settings.listen).await?;
-    let (senders, inbox) = Inbox::new(parts.drain.clone());
+    let Surroundings {
+        fabric,
+        clock,
+        admin,
+        drain,
+    } = parts.surroundings;
+    let listener = fabric.bind(&settings.listen).await?;
+    let (senders, inbox) = Inbox::new(drain);
     let calls = Arc::new(CallIds::default());
     let description = NodeDescription {
         node_id: settings.node_id.clone(),
@@ -118,7 +117,7 @@ pub async fn start(settings: Settings, parts: Parts) -> Result<RunningNode, Star
         scheduler: settings.scheduler,
     });
     let worker = start_worker(&settings.node_id, parts.executor, &senders)?;
-    let (load, board) = LoadBoard::new(node.load_report(), parts.clock.now());
+    let (load, board) = LoadBoard::new(node.load_report(), clock.now());
     let routes = grpc::server()
         .add_service(NodeService::new(description, load, senders.cancels))
         .add_service(Service::new(senders.inputs, calls).server());
@@ -127,9 +126,9 @@ pub async fn start(settings: Settings, parts: Parts) -> Result<RunningNode, Star
         inbox,
         worker,
         board,
-        clock: parts.clock,
+        clock,
         generations: Streams::default(),
-        exporters: Exporters::new(parts.fabric, senders.reports),
+        exporters: Exporters::new(fabric, senders.reports),
         pulls,
         incarnation,
     };
@@ -139,7 +138,7 @@ pub async fn start(settings: Settings, parts: Parts) -> Result<RunningNode, Star
         incarnation,
         listener,
         routes,
-        parts.admin,
+        admin,
         turn.run(),
     ))
 }

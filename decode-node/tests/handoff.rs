@@ -25,6 +25,7 @@ use tidemill_proto::pd::v1::prefill_event::Event as Prefilled;
 use tidemill_proto::pd::v1::prefill_node_client::PrefillNodeClient;
 use tidemill_service::grpc::Fabric;
 use tidemill_service::health::Admin;
+use tidemill_service::node_process::Surroundings;
 use tidemill_service::running_node::RunningNode;
 use tokio_util::sync::CancellationToken;
 
@@ -69,6 +70,12 @@ fn node_id(name: &str) -> NodeId {
 async fn pair(way: Way) -> Pair {
     let (fabric, exchange) = (Fabric::default(), Exchange::default());
     let drain = CancellationToken::new();
+    let surroundings = Surroundings {
+        fabric: fabric.clone(),
+        clock: Arc::new(SystemClock::new()),
+        admin: Admin::starting("starting"),
+        drain: drain.clone(),
+    };
     let listen = |name: &str| match way {
         Way::Local => format!("local:{name}"),
         Way::Tcp => "127.0.0.1:0".to_owned(),
@@ -94,10 +101,7 @@ async fn pair(way: Way) -> Pair {
                 VOCAB_SIZE,
             )),
             arena: prefill_arena,
-            fabric: fabric.clone(),
-            clock: Arc::new(SystemClock::new()),
-            admin: Admin::starting("starting"),
-            drain: drain.clone(),
+            surroundings: surroundings.clone(),
         },
     );
     let decode_arena = arena();
@@ -117,10 +121,7 @@ async fn pair(way: Way) -> Pair {
                 VOCAB_SIZE,
             )),
             arena: decode_arena,
-            fabric: fabric.clone(),
-            clock: Arc::new(SystemClock::new()),
-            admin: Admin::starting("starting"),
-            drain: drain.clone(),
+            surroundings: surroundings.clone(),
         },
     );
     Pair {

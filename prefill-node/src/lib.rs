@@ -2,11 +2,13 @@
 //! chose.
 //!
 //! `node` is the whole logic as a pure machine; `run` is its loop, the only place that awaits; `rpc` translates
-//! messages; `kv_server` and `digester` are the hands that lend and check blocks. The decode node has the same
+//! messages; `kv_server` and `digester` are the hands that lend and check blocks; `assemble` makes a
+//! node around a loaded model. The decode node has the same
 //! files, so that the difference between the roles is a diff.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod assemble;
 mod digester;
 pub mod kv_server;
 pub mod node;
