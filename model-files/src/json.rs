@@ -28,10 +28,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut fields = BTreeMap::new();
                 while let Some((key, value)) = map.next_entry::<String, &'de RawValue>()? {
-                    let name = quoted(&key);
-                    if fields.insert(key, value).is_some() {
-                        return Err(A::Error::custom(format!("the key {name} is there twice")));
+                    if fields.contains_key(&key) {
+                        let problem = format!("the key {} is there twice", quoted_key(&key));
+                        return Err(A::Error::custom(problem));
                     }
+                    fields.insert(key, value);
                 }
                 Ok(fields)
             }
@@ -88,6 +89,12 @@ fn quoted_key(key: &str) -> String {
     if plain { key.to_owned() } else { quoted(key) }
 }
 
+/// Bounded, because serde repeats a value of the wrong type however long it is.
 fn refusal(field: &str, error: &serde_json::Error) -> Refusal {
-    Refusal::new(field, format!("not the JSON object expected: {error}"))
+    let told = quoted(&error.to_string());
+    let (line, column) = (error.line(), error.column());
+    Refusal::new(
+        field,
+        format!("line {line} column {column}: not the JSON object expected: {told}"),
+    )
 }

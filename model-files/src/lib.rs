@@ -20,8 +20,10 @@ pub mod safetensors;
 pub mod tensors;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod text;
 
 pub use config::{Family, ModelConfig, Rope, RopeStyle};
 pub use error::{LoadError, Refusal};
 pub use open::{ModelFiles, open};
 pub use tensors::{LayerTensor, TensorName, TensorView, Tensors, WeightType};
+pub use text::{ModelText, open_text};

@@ -135,5 +135,20 @@ pub(crate) fn scratch(label: &str) -> std::path::PathBuf {
     dir
 }
 
+/// Runs `drive` on every seed of a fuzz target, so that what a fuzzer once found stays fixed.
+#[cfg(test)]
+pub(crate) fn replay_corpus(target: &str, drive: impl Fn(&[u8])) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fuzz/corpus")
+        .join(target);
+    let mut n_seeds = 0;
+    for entry in std::fs::read_dir(&corpus).expect("the corpus is part of the repository") {
+        let seed = entry.expect("the corpus is readable").path();
+        drive(&std::fs::read(seed).expect("a seed is a file"));
+        n_seeds += 1;
+    }
+    assert!(n_seeds > 0, "{} is empty", corpus.display());
+}
+
 #[cfg(test)]
 mod tests;
