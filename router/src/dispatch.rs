@@ -6,6 +6,8 @@
 //! the request hears of its end exactly once, whatever the order of events.
 
 mod attempt;
+mod choice;
+mod client;
 mod event;
 #[cfg(test)]
 mod orders;
@@ -19,11 +21,11 @@ pub use event::{
 };
 
 use self::attempt::{Attempt, Leg};
-use crate::placement::{Candidate, Placement, SplitPolicy, Target, Unplaced, Want, place};
-use crate::requests::{self, Answer, Job, PromptLogprob};
+use crate::placement::{Candidate, Placement, SplitPolicy, Target, Unplaced};
+use crate::requests::Job;
 use tidemill_core::{
     BlockHash, CallId, Failure, FailureCode, FinishReason, GenerateRequest, KvHandle,
-    PrefillRequest, RequestId, SampledToken, SequenceSpec, Timestamp, TokenId, block_hashes,
+    PrefillRequest, SampledToken, SequenceSpec, Timestamp, TokenId,
 };
 
 /// The bounds of a request's life on the nodes.
@@ -219,62 +221,6 @@ impl Dispatch {
         self.call_generate(target, spec, None, outside.now);
     }
 
-    /// Nodes that may serve this request. What the client has seen came from one model: the rest must too.
-    fn candidates(&self, outside: &Outside<'_>) -> Vec<Candidate> {
-        let mut candidates = (outside.candidates)();
-        let has_begun = !self.emitted.is_empty() || self.n_prompt_logprobs > 0;
-        if let Some(hashes) = self.hashes.as_ref().filter(|_| has_begun) {
-            candidates.retain(|node| node.model_fingerprint == hashes.model_fingerprint);
-        }
-        candidates
-    }
-
-    fn place(&self, candidates: &[Candidate]) -> Result<Placement, Unplaced> {
-        let avoided = [&self.failed[..], &self.suspects[..]].concat();
-        place(candidates, &self.want(&avoided))
-            .or_else(|_| place(candidates, &self.want(&self.failed)))
-    }
-
-    fn want<'a>(&self, failed: &'a [Target]) -> Want<'a> {
-        Want {
-            n_context_tokens: (self.job.prompt.len() + self.emitted.len()) as u64,
-            needs_decode: self.job.stop.max_tokens as usize > self.emitted.len() + 1,
-            split: self.config.split,
-            failed,
-        }
-    }
-
-    fn spec(&mut self, request_id: RequestId, model_fingerprint: &[u8; 32]) -> SequenceSpec {
-        let job = &self.job;
-        if self
-            .hashes
-            .as_ref()
-            .is_none_or(|h| h.model_fingerprint != *model_fingerprint)
-        {
-            self.hashes = Some(Hashes {
-                model_fingerprint: *model_fingerprint,
-                of_prompt: block_hashes(model_fingerprint, &job.namespace, &job.prompt),
-            });
-        }
-        let hashes = self.hashes.as_ref().expect("computed just above");
-        let mut logprobs = job.logprobs;
-        if self.n_prompt_logprobs == n_prompt_logprobs(job) {
-            logprobs.prompt_top = None;
-        }
-        SequenceSpec {
-            request_id,
-            prompt: job.prompt.clone(),
-            emitted: self.emitted.clone(),
-            namespace: job.namespace.clone(),
-            block_hashes: hashes.of_prompt.clone(),
-            sampling: job.sampling.clone(),
-            stop: job.stop.clone(),
-            logprobs,
-            deadline: job.deadline,
-            traceparent: job.traceparent.clone(),
-        }
-    }
-
     fn new_call(&mut self) -> CallId {
         self.n_calls += 1;
         CallId(self.n_calls)
@@ -460,81 +406,6 @@ impl Dispatch {
             prefill.end();
         }
         self.finish(finished.reason);
-    }
-
-    // ---- What the client hears --------------------------------------------------------------------------------
-
-    /// Gives the client the next token, or ends the request when it is not exactly the next.
-    fn emit(&mut self, token: SampledToken, side: Side) -> bool {
-        let n_emitted = self.emitted.len();
-        if token.output_idx as usize != n_emitted {
-            self.violate(side, "a token out of order");
-            return false;
-        }
-        if n_emitted >= self.job.stop.max_tokens as usize {
-            self.violate(side, "more tokens than max_tokens");
-            return false;
-        }
-        self.emitted.push(token.token);
-        self.effects.push(Effect::Answer(Answer::Token(token)));
-        true
-    }
-
-    /// A later attempt tells them again from the start; the client gets each once.
-    fn take_prompt_logprobs(&mut self, entries: Vec<PromptLogprob>, side: Side) {
-        let n_known = self.n_prompt_logprobs;
-        let attempt = self.live();
-        let n_before = attempt.n_prompt_logprobs;
-        attempt.n_prompt_logprobs += entries.len();
-        let n_now = attempt.n_prompt_logprobs;
-        if n_now > n_prompt_logprobs(&self.job) {
-            return self.violate(side, "more prompt log-probabilities than were asked for");
-        }
-        let new: Vec<_> = entries
-            .into_iter()
-            .skip(n_known.saturating_sub(n_before))
-            .collect();
-        if !new.is_empty() {
-            self.n_prompt_logprobs += new.len();
-            self.effects
-                .push(Effect::Answer(Answer::PromptLogprobs(new)));
-        }
-    }
-
-    fn has_prompt_logprobs(&self) -> bool {
-        self.n_prompt_logprobs == n_prompt_logprobs(&self.job)
-    }
-
-    fn note_cached(&mut self, n_tokens: u32) {
-        // Later attempts find what earlier ones of the same request left behind.
-        if self.usage.n_attempts == 1 {
-            self.usage.n_cached_tokens = n_tokens;
-        }
-    }
-
-    /// The positive end.
-    fn finish(&mut self, reason: FinishReason) {
-        let finished = requests::Finished {
-            reason,
-            n_output_tokens: count(self.emitted.len()),
-            n_cached_tokens: self.usage.n_cached_tokens,
-        };
-        self.end(Answer::Finished(finished));
-    }
-
-    /// The negative end.
-    fn fail(&mut self, failure: Failure) {
-        self.end(Answer::Failed(failure));
-    }
-
-    fn end(&mut self, answer: Answer) {
-        if let Some(attempt) = self.attempt.take() {
-            attempt.leave(&mut self.effects);
-        }
-        self.usage.n_output_tokens = count(self.emitted.len());
-        self.effects.push(Effect::Account(self.usage));
-        self.effects.push(Effect::Answer(answer));
-        self.is_ended = true;
     }
 
     fn live(&mut self) -> &mut Attempt {

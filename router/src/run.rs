@@ -6,6 +6,8 @@
 mod members;
 mod metrics;
 mod request;
+#[cfg(test)]
+mod tests;
 
 use self::members::{MemberLoop, Members};
 use self::metrics::Metrics;

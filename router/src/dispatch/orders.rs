@@ -6,9 +6,10 @@
 
 use super::tests::{DEADLINE, finished, handle_of, job, lost, node, token};
 use super::*;
+use crate::requests::Answer;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::Role;
+use tidemill_core::{RequestId, Role};
 
 /// One throw: what happens, on which call, with which number.
 #[derive(Clone, Debug)]

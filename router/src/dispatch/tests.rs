@@ -1,9 +1,10 @@
 //! Each phase and each failure branch as a list of events.
 
 use super::*;
+use crate::requests::{Answer, PromptLogprob};
 use tidemill_core::{
-    Capability, Endpoint, Epoch, Incarnation, LogprobSpec, NodeId, Role, SamplingParams,
-    StopConditions, TransportKind,
+    Capability, Endpoint, Epoch, Incarnation, LogprobSpec, NodeId, RequestId, Role, SamplingParams,
+    StopConditions, TransportKind, block_hashes,
 };
 
 pub(super) const DEADLINE: Timestamp = Timestamp(600_000_000);

@@ -85,6 +85,12 @@ impl Members {
         }
     }
 
+    /// Bookings that are open.
+    #[cfg(test)]
+    pub(super) fn n_booked(&self) -> usize {
+        self.lock().membership.n_booked()
+    }
+
     fn apply(&self, event: Event, now: Timestamp) -> Vec<Effect> {
         let mut state = self.lock();
         let mut effects = std::mem::take(&mut state.left);
