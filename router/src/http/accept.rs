@@ -2,10 +2,11 @@
 //!
 //! The stock loops install no timer and no limits, so that a connection which sends one byte a minute, or none,
 //! stays for ever. Here every connection has to send a whole header within ten seconds (an idle HTTP/1 connection is
-//! closed by the same clock), headers are bounded in bytes and count, HTTP/2 peers must answer PING, and connections
-//! are bounded in all and for each address. The loop owns the counts: a connection that ends, however, reports its
-//! address.
+//! closed by the same clock), headers are bounded in bytes and count, HTTP/2 peers must answer PING, peers must
+//! read (`stall`), and connections are bounded in all and for each address. The loop owns the counts: a connection
+//! that ends, however it does, reports its address.
 
+use super::stall::StallGuard;
 use axum::Router;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -24,7 +25,7 @@ pub const HEADER_BYTES_MAX: usize = 64 << 10;
 /// Most header fields.
 pub const HEADERS_MAX: usize = 100;
 /// Most requests at once on one HTTP/2 connection.
-pub const STREAMS_MAX: u32 = 256;
+pub(super) const STREAMS_MAX: u32 = 256;
 /// HTTP/2: a PING after this silence, and this long for its answer.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// HTTP/2: streams that a peer may reset before we have looked at them, before the connection is closed.
@@ -174,8 +175,11 @@ async fn serve_http1(
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME_MAX)
         .max_headers(HEADERS_MAX)
-        .max_buf_size(HEADER_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+        .max_header_size(HEADER_BYTES_MAX)
+        .serve_connection(
+            TokioIo::new(StallGuard::new(stream)),
+            TowerToHyperService::new(routes),
+        );
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         served = connection.as_mut() => served,
@@ -200,7 +204,10 @@ async fn serve_http2(
         .max_header_list_size(header_bytes_max)
         .max_pending_accept_reset_streams(RESETS_MAX)
         .max_local_error_reset_streams(RESETS_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+        .serve_connection(
+            TokioIo::new(StallGuard::new(stream)),
+            TowerToHyperService::new(routes),
+        );
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         served = connection.as_mut() => served,

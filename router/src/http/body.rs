@@ -15,9 +15,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 /// Largest body.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
 /// Longest time for a whole body.
-pub const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+pub(super) const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest silence within a body.
-pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
+pub(super) const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// What a permit of the budget stands for.
 const BUDGET_UNIT_BYTES: usize = 64 << 10;
 /// All bodies together.
@@ -149,13 +149,13 @@ fn too_slow() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::http::HeaderValue;
+    use axum::http::{HeaderName, HeaderValue};
     use futures::stream;
     use std::convert::Infallible;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let pairs = pairs.iter().map(|&(name, value)| {
-            let name = axum::http::HeaderName::from_static(name);
+            let name = HeaderName::from_static(name);
             (name, HeaderValue::from_static(value))
         });
         pairs.collect()
@@ -201,7 +201,9 @@ mod tests {
         let large = || read(Body::from(vec![b' '; BODY_BYTES_MAX]), &budget);
         let mut held = Vec::new();
         for _ in 0..BUDGET_BYTES / BODY_BYTES_MAX {
-            let body = large().await.ok().expect("within the budget");
+            let Ok(body) = large().await else {
+                panic!("the budget has room for this body");
+            };
             assert_eq!(body.bytes.len(), BODY_BYTES_MAX);
             held.push(body);
         }

@@ -14,9 +14,9 @@ use serde_json::Value;
 use tidemill_core::bounds;
 
 /// Most messages of a chat.
-pub const MESSAGES_MAX: usize = 2048;
+pub(super) const MESSAGES_MAX: usize = 2048;
 /// Most parts of one message.
-pub const PARTS_MAX: usize = 256;
+pub(super) const PARTS_MAX: usize = 256;
 
 /// A chat request whose every field is within its bound.
 #[derive(Clone, PartialEq, Debug)]

@@ -14,11 +14,11 @@ use serde_json::Value;
 use tidemill_core::bounds;
 
 /// Most prompts of one request.
-pub const PROMPTS_MAX: usize = 128;
+pub(super) const PROMPTS_MAX: usize = 128;
 /// Most choices of one request: prompts times `n`.
-pub const REQUEST_CHOICES_MAX: usize = 128;
+pub(super) const REQUEST_CHOICES_MAX: usize = 128;
 /// Output tokens when `max_tokens` is absent, as with OpenAI.
-pub const MAX_TOKENS_DEFAULT: u32 = 16;
+pub(super) const MAX_TOKENS_DEFAULT: u32 = 16;
 
 /// A completion request whose every field is within its bound.
 #[derive(Clone, PartialEq, Debug)]

@@ -9,11 +9,11 @@ use std::time::Duration;
 use tidemill_core::RequestId;
 
 /// The client's label of a request, echoed in the answer.
-pub const REQUEST_LABEL: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_LABEL: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest time that a request may take, in milliseconds.
-pub const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+pub(super) const TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 /// Largest value of `x-request-timeout-ms`.
-pub const TIMEOUT_MS_MAX: u64 = 3_600_000;
+pub(super) const TIMEOUT_MS_MAX: u64 = 3_600_000;
 /// Longest label.
 const LABEL_BYTES_MAX: usize = 128;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");

@@ -6,15 +6,16 @@
 //! beyond f64, lone surrogates, bad UTF-8, a byte order mark) is refused by serde_json.
 
 use super::error::{ApiError, shown};
+use axum::http::StatusCode;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::cell::Cell;
 use std::fmt;
 
 /// Deepest nesting.
-pub const JSON_DEPTH_MAX: usize = 100;
+pub(super) const JSON_DEPTH_MAX: usize = 100;
 /// Most values (array elements and object members, nested ones too): room for the longest prompt in token ids.
-pub const JSON_VALUES_MAX: usize = (1 << 20) + (1 << 16);
+pub(super) const JSON_VALUES_MAX: usize = (1 << 20) + (1 << 16);
 
 /// Reads a body that must be one JSON object.
 ///
@@ -44,7 +45,7 @@ pub(super) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> 
 
 fn not_json(reason: &str) -> ApiError {
     ApiError::new(
-        axum::http::StatusCode::BAD_REQUEST,
+        StatusCode::BAD_REQUEST,
         "invalid_json",
         format!("the body is not a request in JSON: {reason}"),
     )
@@ -177,8 +178,8 @@ mod tests {
         refused(br#"{"a":1,"a":1}"#, "appears twice");
         refused(br#"{"a":NaN}"#, "expected");
         refused(br#"{"a":1e999}"#, "out of range");
-        refused(br#"{"a":"\ud800"}"#, "surrogate");
-        refused(br#"{"a":"\ude00"}"#, "surrogate");
+        refused(br#"{"a":"\ud800"}"#, "hex escape");
+        refused(br#"{"a":"\ude00"}"#, "hex escape");
         refused(b"\xef\xbb\xbf{}", "byte order mark");
         refused(b"{\"a\":\"\xff\"}", "");
         refused(b"", "EOF");

@@ -20,6 +20,7 @@ mod plan;
 mod request;
 mod shape;
 mod sse;
+mod stall;
 mod unsupported;
 
 pub use accept::{ConnectionLimits, HEADER_BYTES_MAX, HEADER_TIME_MAX, HEADERS_MAX};

@@ -9,11 +9,11 @@ use serde_json::Value;
 use tidemill_core::{TokenId, bounds};
 
 /// Most choices for one prompt.
-pub const CHOICES_MAX: u32 = 8;
+pub(super) const CHOICES_MAX: u32 = 8;
 /// Most stop strings.
-pub const STOPS_MAX: usize = 4;
+pub(super) const STOPS_MAX: usize = 4;
 /// Longest stop string.
-pub const STOP_BYTES_MAX: usize = 256;
+pub(super) const STOP_BYTES_MAX: usize = 256;
 /// Longest model name.
 const MODEL_BYTES_MAX: usize = 256;
 
