@@ -47,7 +47,7 @@ pub struct Rope {
     pub style: RopeStyle,
 }
 
-/// The shape of a model. Every number is within its bound, see [`ModelConfig::check`].
+/// The shape of a model. Every number is within its bound, see the `_MAX` constants.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The architecture.
