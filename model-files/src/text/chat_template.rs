@@ -5,12 +5,12 @@
 //! line; another format is never tried, since the model would follow it, badly. What the client wrote stays marked
 //! as such (see `content_marks`).
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
+use minijinja::{Environment, Error, ErrorKind, context};
 
 use super::content_marks::MarkRules;
 use super::template_functions::{self, Raised};
+use super::template_program::{self, Budget};
 use super::vocabulary::Segment;
 use crate::error::{Refusal, quoted};
 
@@ -18,10 +18,13 @@ const NAME: &str = "chat_template";
 const TEMPLATE_BYTES_MAX: usize = 256 << 10;
 const ROLE_BYTES_MAX: usize = 64;
 
-/// Steps of the engine (and bytes made, at the engine's rate) that a rendering may take, however short.
-const FUEL_BASE: u64 = 200_000;
-const FUEL_PER_MESSAGE: u64 = 2_000;
-const FUEL_PER_CONTENT_BYTE: u64 = 8;
+/// Steps that a rendering may take, however short the messages.
+const FUEL_BASE: u64 = 100_000;
+const FUEL_PER_MESSAGE: u64 = 1_000;
+const FUEL_PER_CONTENT_BYTE: u64 = 2;
+/// Bytes of one value within the template.
+const VALUE_BYTES_BASE: usize = 256 << 10;
+const VALUE_BYTES_PER_MESSAGE: usize = 256;
 /// Macros and includes within each other.
 const RECURSION_MAX: usize = 64;
 
@@ -130,11 +133,10 @@ impl ChatTemplate {
     ) -> Result<Vec<Segment>, TemplateError> {
         check_roles(messages)?;
         let contents = messages.iter().map(|message| message.content.as_str());
-        let n_content_bytes: u64 = contents.clone().map(|content| content.len() as u64).sum();
         let edge_texts = [self.bos_text.as_str(), &self.eos_text];
         let marks = self
             .rules
-            .choose(contents.chain(edge_texts))
+            .choose(contents.clone().chain(edge_texts))
             .ok_or(TemplateError::NoFreeCharacter)?;
         let marked: Vec<Value> = messages
             .iter()
@@ -148,12 +150,9 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        let fuel = FUEL_BASE
-            + FUEL_PER_MESSAGE * messages.len() as u64
-            + FUEL_PER_CONTENT_BYTE * n_content_bytes;
-        let rendered = environment(fuel)
-            .render_named_str(NAME, &self.source, arguments)
-            .map_err(|error| template_error(&error, fuel))?;
+        let budget = budget(messages.len(), contents.map(str::len).sum());
+        let rendered = template_program::render(environment(), &self.source, arguments, budget)
+            .map_err(|error| template_error(&error, budget.fuel))?;
         Ok(marks.segments(&rendered))
     }
 }
@@ -174,17 +173,21 @@ fn check_roles(messages: &[ChatMessage]) -> Result<(), TemplateError> {
     }
 }
 
+fn budget(n_messages: usize, n_content_bytes: usize) -> Budget {
+    Budget {
+        fuel: FUEL_BASE
+            + FUEL_PER_MESSAGE * n_messages as u64
+            + FUEL_PER_CONTENT_BYTE * n_content_bytes as u64,
+        value_bytes: VALUE_BYTES_BASE + VALUE_BYTES_PER_MESSAGE * n_messages + 4 * n_content_bytes,
+    }
+}
+
 /// The engine as the Python library sets it up for chat templates.
-fn environment(fuel: u64) -> Environment<'static> {
+fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build();
-    environment.set_syntax(syntax.expect("the delimiters are the usual ones"));
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_recursion_limit(RECURSION_MAX);
-    environment.set_fuel(Some(fuel));
+    // Its report on an error prints the values in reach.
+    environment.set_debug(false);
     template_functions::add_to(&mut environment);
     environment
 }

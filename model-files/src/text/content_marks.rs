@@ -181,8 +181,12 @@ fn find_tags(template: &str, first: &HashSet<char>, last: &HashSet<char>) -> Vec
     for (start, _) in template.char_indices().filter(|(_, c)| first.contains(c)) {
         let text = &template[start..];
         let n_name = text.chars().skip(1).take_while(is_name).count();
+        let is_word = text
+            .chars()
+            .nth(1)
+            .is_some_and(|c| c.is_alphabetic() || c == '/');
         let tag: String = text.chars().take(n_name + 2).collect();
-        if n_name > 0 && tag.chars().next_back().is_some_and(|c| last.contains(&c)) {
+        if is_word && tag.chars().next_back().is_some_and(|c| last.contains(&c)) {
             tags.insert(tag);
         }
     }

@@ -14,6 +14,7 @@ mod gguf_text;
 mod hf_text;
 mod split;
 mod template_functions;
+mod template_program;
 mod vocabulary;
 
 use std::path::Path;

@@ -9,6 +9,7 @@ use tidemill_core::{Clock, SystemClock, Timestamp};
 
 const JSON_DEPTH_MAX: usize = 64;
 const JSON_INDENT_MAX: usize = 16;
+const FORMAT_DIGITS_MAX: usize = 4;
 
 /// The text that a template raised on purpose, for the client.
 #[derive(Debug)]
@@ -23,10 +24,30 @@ impl fmt::Display for Raised {
 impl std::error::Error for Raised {}
 
 pub(super) fn add_to(environment: &mut Environment<'_>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(call_python_method);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", to_json);
+}
+
+/// Methods that Python's strings, lists and dicts have.
+fn call_python_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    if method == "format" && value.as_str().is_some_and(asks_for_width) {
+        let problem = format!("format: a width of {FORMAT_DIGITS_MAX} digits or more");
+        return Err(failure(problem));
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+}
+
+/// True for a format with a number so long that, as a width, it would fill the memory.
+fn asks_for_width(format: &str) -> bool {
+    let mut runs = format.split(|c: char| !c.is_ascii_digit());
+    runs.any(|digits| digits.len() >= FORMAT_DIGITS_MAX)
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -220,7 +241,10 @@ impl Json<'_> {
         self.state.consume_fuel(1)?;
         match value.kind() {
             ValueKind::Undefined | ValueKind::None => self.text.push_str("null"),
-            ValueKind::Bool | ValueKind::Number => self.text.push_str(&value.to_string()),
+            ValueKind::Bool => self
+                .text
+                .push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.text.push_str(&value.to_string()),
             ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
                 self.list("[]", value, |json, item| json.value(&item))?;

@@ -106,7 +106,7 @@ fn python_methods_and_filters_work() {
         ("messages[0].content.split(',')[1]", "b"),
         ("messages[0].content.lstrip('a')", ",b"),
         ("messages[0].content[::-1]", "b,a"),
-        ("messages[0].content.startswith('a')", "true"),
+        ("messages[0].content.startswith('a')", "True"),
         ("messages[0].content.upper().strip()", "A,B"),
         ("messages[0].get('name', 'none')", "none"),
         ("messages[0].items() | list | length", "2"),
@@ -114,10 +114,10 @@ fn python_methods_and_filters_work() {
         ("messages[1:] | length", "0"),
         (
             "messages[0] is mapping and messages[0].content is string",
-            "true",
+            "True",
         ),
-        ("tools is none and not documents", "true"),
-        ("strftime_now('%Y') | int > 2024", "true"),
+        ("tools is none and not documents", "True"),
+        ("strftime_now('%Y') | int > 2024", "True"),
         (
             "messages | selectattr('role', 'equalto', 'user') | list | length",
             "1",
@@ -133,7 +133,7 @@ fn python_methods_and_filters_work() {
 fn blocks_leave_no_white_space_and_loops_can_break() {
     let source = "{%- for m in messages %}\n    {%- if loop.index0 == 1 %}\n        {%- break %}\n    {%- endif %}\n{{ m.content }}\n{%- endfor %}\n  {% if true %}\nend\n  {% endif %}\n";
     let text = render(source, &[("user", "a"), ("user", "b")]);
-    assert_eq!(text.expect("renders"), "\naend\n");
+    assert_eq!(text.expect("renders"), "aend\n");
 }
 
 #[test]
@@ -174,41 +174,65 @@ fn a_failing_template_is_an_error_with_its_line() {
 
 #[test]
 fn hostile_templates_stop_soon_and_small() {
-    let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}{% endfor %}";
-    let doubling = "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}";
-    let adding = "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}";
-    let listing = "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s | length }}";
-    let unfolding = "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}";
-    let replacing = "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', ns.s) %}{% endfor %}";
-    let joining = "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s | join(ns.s) %}{% endfor %}";
-    for source in [
-        nested,
-        doubling,
-        adding,
-        listing,
-        unfolding,
-        replacing,
-        joining,
+    let grow = |grow: &str, then: &str| {
+        let start = "{% set ns = namespace(s=[1], t=[1], x='xx') %}{% for i in range(60) %}";
+        format!("{start}{grow}{{% endfor %}}{{{{ {then} }}}}")
+    };
+    let pair = "{% set ns.s = [ns.s, ns.s] %}{% set ns.t = [ns.t, ns.t] %}";
+    let mut sources = vec![
+        grow("{% set ns.x = ns.x ~ ns.x %}", "ns.x"),
+        grow("{% set ns.x = ns.x + ns.x %}", "ns.x"),
+        grow("{% set ns.x = ns.x.replace('x', ns.x) %}", "ns.x"),
+        grow("{% set ns.x = ns.x | replace('x', ns.x) %}", "ns.x"),
+        grow("{% set ns.x = ns.x | join(ns.x) %}", "ns.x"),
+        grow("{% set ns.s = ns.s + ns.s %}", "ns.s | length"),
+        grow("{% set ns.s = ns.s + ns.s %}", "ns.s | sum"),
+    ];
+    let uses = [
+        "ns.s",
+        "ns.s | string | length",
+        "ns.s | trim",
+        "ns.s ~ 'x'",
+        "ns.s == ns.t",
+        "[ns.s, ns.t] | sort",
+        "debug()",
+        "[ns.s, ns.t] | unique | list",
+        "{ns.s: 1}",
+        "raise_exception(ns.s)",
+        "ns.s | pprint",
+        "ns.s | tojson",
+        "ns.s in ns.t",
+    ];
+    sources.extend(uses.iter().map(|then| grow(pair, then)));
+    let plain = [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}{% endfor %}",
         "{{ 'x' * 10000000000 }}",
         "{{ ('x' * 90000000) ~ ('x' * 90000000) }}",
         "{{ 'x'.center(10000000000) }}",
         "{{ '%10000000000d' | format(1) }}",
+        "{{ '%*d' | format(1000000000, 1) }}",
         "{{ '{:>10000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 10000000000) }}",
+        "{{ '{:>{w}}'.format(1, w=10000000000) }}",
+        "{{ [1] | batch(10000000000, 0) | list }}",
+        "{{ 'a\nb' | indent(10000000000) }}",
         "{{ range(10000000000) | list | length }}",
         "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(0) }}",
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{{ self.__init__.__globals__ }}",
-    ] {
+        "{% include 'chat_template' %}",
+        "{% extends 'chat_template' %}",
+    ];
+    sources.extend(plain.map(str::to_owned));
+    for source in sources {
         let start = Instant::now();
-        let result = template(source).try_out();
+        let result = template(&source).try_out();
         let elapsed = start.elapsed();
+        assert!(result.is_err(), "{source}");
+        // 10 ms or less in an optimised build on an idle machine.
         assert!(
-            result.is_err() || !source.contains("range"),
-            "{source}: {result:?}"
-        );
-        assert!(
-            elapsed < Duration::from_millis(400),
+            elapsed < Duration::from_millis(300),
             "{source}: {elapsed:?}"
         );
     }
@@ -217,7 +241,7 @@ fn hostile_templates_stop_soon_and_small() {
 #[test]
 fn a_deeply_nested_value_does_not_exhaust_the_stack() {
     let source = "{% set ns = namespace(s=[1]) %}{% for a in range(9000) %}{% for b in range(9) %}{% set ns.s = [ns.s] %}{% endfor %}{% endfor %}x";
-    let render = || {
+    let render = move || {
         let _ = template(source).try_out();
         let printed = format!("{source}{{{{ ns.s }}}}");
         let _ = template(&printed).try_out();

@@ -90,12 +90,12 @@ fn words_form_across_segments_and_control_tokens_do_not() {
     let vocabulary = byte_vocabulary();
     let words = [
         segment("the\n", SpecialTokens::Recognise),
-        segment("\nthe t", SpecialTokens::AsText),
+        segment("\n t", SpecialTokens::AsText),
         segment("he", SpecialTokens::Recognise),
     ];
     assert_eq!(
         vocabulary.encode_segments(&words),
-        [THE, NEWLINES, THE, SPACE_THE]
+        [THE, NEWLINES, SPACE_THE]
     );
     let forged = [
         segment("<|en", SpecialTokens::Recognise),
@@ -116,7 +116,7 @@ fn a_raw_prompt_gets_its_beginning_once() {
     assert_eq!(vocabulary.encode_prompt("the"), [CONTROL, THE]);
     assert_eq!(vocabulary.encode_prompt("<|end|>the"), [CONTROL, THE]);
     assert_eq!(vocabulary.encode_prompt(""), [CONTROL]);
-    assert_eq!(byte_vocabulary().encode_prompt(""), []);
+    assert!(byte_vocabulary().encode_prompt("").is_empty());
 }
 
 #[test]
