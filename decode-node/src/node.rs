@@ -15,6 +15,7 @@ mod tests;
 
 use self::import::{Importing, Pulling};
 use std::collections::{BTreeMap, VecDeque};
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{
     CallId, Failure, FailureCode, FinishReason, GenerateRequest, Incarnation, LoadReport, NodeId,
     RequestId, Role, SampledToken, Timestamp,
@@ -55,6 +56,10 @@ pub struct NodeConfig {
 
 /// What can happen to a decode node.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one comes once for each request, and is moved a few times"
+)]
 pub enum Event {
     /// The router asks for tokens; answers go to `call`.
     Generate {
@@ -315,10 +320,19 @@ impl Node {
     /// When `maintain` has something to do even if nothing happens before.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         let imports = self.imports.values().map(Importing::deadline).min();
-        [imports, self.next_renewal, self.scheduler.next_deadline()]
+        [imports, self.next_renewal, self.step_deadline()]
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// When the scheduler has somebody to give up. While a step is in flight it waits for its end: to ask before
+    /// would only turn the loop.
+    fn step_deadline(&self) -> Option<Timestamp> {
+        if self.step.is_some() {
+            return None;
+        }
+        self.scheduler.next_deadline()
     }
 
     /// True when nothing is waiting, imported or computed.
@@ -392,7 +406,7 @@ impl Node {
 
     /// A message for another life of this node is answered `gone`.
     fn check_life(&self, to: Incarnation) -> Result<(), Failure> {
-        if to == self.config.incarnation {
+        if to == self.config.incarnation || PlantedBug::IncarnationUnchecked.is_on() {
             return Ok(());
         }
         Err(Failure::new(

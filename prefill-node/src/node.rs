@@ -13,6 +13,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use tidemill_core::kv_layout::SlicePlace;
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{
     CallId, Capability, Digest, Endpoint, Failure, FailureCode, FinishReason, Incarnation,
     KvHandle, LoadReport, NodeId, PrefillRequest, ReadId, RequestId, Role, SampledToken, Slice,
@@ -306,10 +307,18 @@ impl Node {
 
     /// When `maintain` has something to do even if nothing happens before.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        [self.exports.next_deadline(), self.scheduler.next_deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        let exports = self.exports.next_deadline();
+        let leases = exports.filter(|_| !PlantedBug::LeaseForEver.is_on());
+        [leases, self.step_deadline()].into_iter().flatten().min()
+    }
+
+    /// When the scheduler has somebody to give up. While a step is in flight it waits for its end: to ask before
+    /// would only turn the loop.
+    fn step_deadline(&self) -> Option<Timestamp> {
+        if self.step.is_some() {
+            return None;
+        }
+        self.scheduler.next_deadline()
     }
 
     /// True when nothing is waiting, computed, lent or read.
@@ -377,7 +386,7 @@ impl Node {
 
     /// A message for another life of this node is answered `gone`.
     fn check_life(&self, to: Incarnation) -> Result<(), Failure> {
-        if to == self.config.incarnation {
+        if to == self.config.incarnation || PlantedBug::IncarnationUnchecked.is_on() {
             return Ok(());
         }
         Err(Failure::new(

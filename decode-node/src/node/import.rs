@@ -5,6 +5,7 @@
 use super::{ClaimId, Effect, Exporter, GenerateEvent, KvReady, Node, PullId, count};
 use tidemill_core::bounds::HASH_BLOCK_TOKENS;
 use tidemill_core::kv_layout::SlicePlace;
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{
     BlockHash, BlockIdx, CallId, Failure, FailureCode, KvHandle, KvLayout, RequestId, SequenceSpec,
     Timestamp,
@@ -33,7 +34,7 @@ enum Stage {
         deadline: Timestamp,
     },
     /// Blocks are reserved, the lease is claimed.
-    Fetching(Fetch),
+    Fetching(Box<Fetch>),
 }
 
 pub(super) struct Fetch {
@@ -178,14 +179,14 @@ impl Node {
         blocks.resize(n_blocks as usize, None);
         self.next_claim += 1;
         let claim = ClaimId(self.next_claim);
-        importing.stage = Stage::Fetching(Fetch {
+        importing.stage = Stage::Fetching(Box::new(Fetch {
             claim,
             import: Import::new(layout, n_tokens, n_local_blocks, now),
             blocks,
             n_reserved,
             n_local_blocks,
             is_complete: false,
-        });
+        }));
         let ask = Claim {
             request_id,
             capability: importing.handle.capability,
@@ -306,7 +307,9 @@ impl Node {
             Stage::Queued { .. } => self.reserving.retain(|waiting| *waiting != request_id),
             Stage::Fetching(fetch) => {
                 self.close_claim(fetch.claim);
-                self.pool.unreserve(fetch.n_reserved);
+                if !PlantedBug::ReservationKept.is_on() {
+                    self.pool.unreserve(fetch.n_reserved);
+                }
                 self.free_given_up(request_id);
             }
         }

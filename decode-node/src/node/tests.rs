@@ -652,13 +652,11 @@ fn a_preempted_sequence_is_computed_again_here_and_gives_the_same_stream() {
     bench.import(CallId(2), spec(RequestId(2), 30, 40));
     bench.export(bench.claims[0].0, 30, token(5, 0));
     bench.end_pulls();
-    let mut drawn = 20;
-    for _ in 0..60 {
+    for drawn in 20..80 {
         if bench.steps.is_empty() {
             break;
         }
-        bench.end_step(drawn % 90);
-        drawn += 1;
+        bench.end_step(drawn);
     }
     for (call, n_output) in [(ROUTER, 6), (CallId(2), 40)] {
         let told = bench.told(call);

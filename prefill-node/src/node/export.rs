@@ -3,6 +3,7 @@
 
 use super::{Effect, Node};
 use tidemill_core::kv_layout::SlicePlace;
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{
     CallId, Digest, Failure, FailureCode, Incarnation, ReadId, RequestId, Slice, Timestamp,
 };
@@ -80,7 +81,9 @@ impl Node {
     pub(super) fn decide_read(&mut self, call: CallId, ask: &ReadAsk, now: Timestamp) {
         let read = self.new_read();
         let result = self.exports.read(ask, read, now);
-        if let Ok(grant) = &result {
+        if let Ok(grant) = &result
+            && !PlantedBug::ReadOwnsNothing.is_on()
+        {
             for block in grant.distinct_blocks() {
                 self.pool.share(block, Owner::Read(read));
             }
@@ -119,6 +122,9 @@ impl Node {
     }
 
     pub(super) fn expire_leases(&mut self, now: Timestamp) {
+        if PlantedBug::LeaseForEver.is_on() {
+            return;
+        }
         for request_id in self.exports.expire(now) {
             self.close_claim(request_id, "the lease ended unrenewed");
             self.free_lease(request_id);
