@@ -21,7 +21,7 @@ use merge::Running;
 use plan::{Item, Split};
 use std::cell::RefCell;
 use tidemill_core::KvDtype;
-use tile::{N_CHUNKS, TILE_CHUNK_KEYS, TILE_KEYS, Tile};
+use tile::{N_RUNS, Query, RUN_KEYS, TILE_KEYS, Tile, TilePart};
 
 /// From this many queries on a tile is widened to f32 once, before use.
 const QUERIES_WIDEN_MIN: usize = 8;
@@ -59,8 +59,8 @@ pub fn attend(
         "the arena is this model's"
     );
     assert!(
-        layout.block_tokens.is_multiple_of(TILE_CHUNK_KEYS as u32),
-        "blocks of whole chunks"
+        layout.block_tokens.is_multiple_of(RUN_KEYS as u32),
+        "blocks of whole runs"
     );
     assert!(plan.n_rows() * stride <= rows.len() && shape.q_columns() <= stride);
     output.resize(plan.n_rows(), shape.q_columns());
@@ -126,28 +126,27 @@ impl Shared<'_> {
         &self.rows[start..start + self.shape.head_dim]
     }
 
-    /// The K and V bytes of one tile of a span's sequence, as chunks of 8 keys.
+    /// The K and V bytes of one tile of a span's sequence, in runs.
     fn tile<'s>(&'s self, span: &'s Span, tile: usize, kv_head: usize, n_keys: usize) -> Tile<'s> {
         let layout = self.cache.arena.layout();
         let block_tokens = layout.block_tokens as usize;
-        let mut chunks = [[&[][..]; N_CHUNKS]; 2];
-        for chunk in 0..n_keys.div_ceil(TILE_CHUNK_KEYS) {
-            let position = tile * TILE_KEYS + chunk * TILE_CHUNK_KEYS;
+        let mut runs = [[&[][..]; N_RUNS]; 2];
+        for run in 0..n_keys.div_ceil(RUN_KEYS) {
+            let position = tile * TILE_KEYS + run * RUN_KEYS;
             let block = span.block_table[position / block_tokens];
             let token = position % block_tokens;
-            for (part, chunks) in [Part::K, Part::V].into_iter().zip(&mut chunks) {
-                let tokens = token..token + TILE_CHUNK_KEYS;
+            for (part, runs) in [Part::K, Part::V].into_iter().zip(&mut runs) {
+                let tokens = token..token + RUN_KEYS;
                 let range = head_bytes(layout, (self.cache.layer, part), kv_head, tokens);
                 // SAFETY: the caller owns all blocks of its block tables; their K and V of this layer were written
                 // before attention started, and nothing writes them while it runs.
-                chunks[chunk] = unsafe { self.cache.arena.slice(block, range) };
+                runs[run] = unsafe { self.cache.arena.slice(block, range) };
             }
         }
-        let [k, v] = chunks;
+        let [k, v] = runs;
         Tile {
             k,
             v,
-            n_keys,
             head_dim: self.shape.head_dim,
             dtype: layout.dtype,
         }
@@ -171,7 +170,7 @@ impl Shared<'_> {
                 .resize((n_queries * head_dim).max(scratch.sums.len()), 0.0);
             scratch
                 .tile_sums
-                .resize(head_dim.max(scratch.tile_sums.len()), 0.0);
+                .resize((n_queries * head_dim).max(scratch.tile_sums.len()), 0.0);
             let n_tiles = (span.start_position + rows.end).div_ceil(TILE_KEYS);
             for tile_idx in 0..n_tiles {
                 self.attend_rows_to_tile((span, tile_idx), rows.clone(), kv_head, scratch);
@@ -195,28 +194,37 @@ impl Shared<'_> {
     ) {
         let (n_group, head_dim) = (self.shape.n_group(), self.shape.head_dim);
         let first_key = tile_idx * TILE_KEYS;
-        let n_keys_most = (span.start_position + rows.end - first_key).min(TILE_KEYS);
+        let n_keys = |row: usize| (span.start_position + row + 1).saturating_sub(first_key);
+        let n_keys_most = n_keys(rows.end - 1).min(TILE_KEYS);
         let stored = self.tile(span, tile_idx, kv_head, n_keys_most);
         let widens = scratch.running.len() >= QUERIES_WIDEN_MIN && stored.dtype != KvDtype::F32;
-        let whole = if widens {
-            widen_tile(self.isa, &stored, &mut scratch.k, &mut scratch.v)
+        let tile = if widens {
+            let wide = (&mut scratch.k, &mut scratch.v);
+            widen_tile(self.isa, &stored, n_keys_most, wide)
         } else {
             stored
         };
-        for row in rows.clone() {
-            let n_positions = span.start_position + row + 1;
-            if n_positions <= first_key {
-                continue;
-            }
-            let tile = whole.first((n_positions - first_key).min(TILE_KEYS));
-            for in_group in 0..n_group {
-                let i = (row - rows.start) * n_group + in_group;
-                let query = self.query(span.first_row + row, kv_head * n_group + in_group);
-                let found = &mut scratch.tile_sums[..head_dim];
-                let part = tile::attend(self.isa, &tile, (query, self.shape.scale), found);
-                let sums = &mut scratch.sums[i * head_dim..(i + 1) * head_dim];
-                scratch.running[i].add(self.isa, &part, found, sums);
-            }
+        // Rows before the tile do not see it: they are the first ones.
+        let n_blind = rows.clone().filter(|&row| n_keys(row) == 0).count() * n_group;
+        let found = scratch.tile_sums.chunks_exact_mut(head_dim).enumerate();
+        let mut queries: Vec<Query<'_>> = found
+            .take(rows.len() * n_group)
+            .skip(n_blind)
+            .map(|(i, sums)| {
+                let row = rows.start + i / n_group;
+                Query {
+                    values: self.query(span.first_row + row, kv_head * n_group + i % n_group),
+                    n_keys: n_keys(row).min(TILE_KEYS),
+                    sums,
+                    part: TilePart::default(),
+                }
+            })
+            .collect();
+        tile::attend(self.isa, &tile, self.shape.scale, &mut queries);
+        let sums = scratch.sums.chunks_exact_mut(head_dim);
+        let running = scratch.running.iter_mut().zip(sums).skip(n_blind);
+        for (query, (running, sums)) in queries.iter().zip(running) {
+            running.add(self.isa, &query.part, query.sums, sums);
         }
     }
 
@@ -228,18 +236,28 @@ impl Shared<'_> {
         (kv_head, tiles): (usize, std::ops::Range<usize>),
         partials: &Shards<'_, f32>,
     ) {
+        let (n_group, head_dim) = (self.shape.n_group(), self.shape.head_dim);
         let n_positions = span.start_position + split.row + 1;
         for tile_idx in tiles {
             let n_keys = (n_positions - tile_idx * TILE_KEYS).min(TILE_KEYS);
             let tile = self.tile(span, tile_idx, kv_head, n_keys);
-            for in_group in 0..self.shape.n_group() {
-                let head = kv_head * self.shape.n_group() + in_group;
-                let query = self.query(span.first_row + split.row, head);
+            let mut queries = Vec::with_capacity(n_group);
+            let mut kept = Vec::with_capacity(n_group);
+            for head in kv_head * n_group..(kv_head + 1) * n_group {
                 // SAFETY: this item alone holds these tiles of this head.
                 let place = unsafe { partials.range(split.partial(&self.shape, tile_idx, head)) };
-                let (sums, rest) = place.split_at_mut(self.shape.head_dim);
-                let part = tile::attend(self.isa, &tile, (query, self.shape.scale), sums);
-                rest.copy_from_slice(&[part.max, part.sum]);
+                let (sums, rest) = place.split_at_mut(head_dim);
+                kept.push(rest);
+                queries.push(Query {
+                    values: self.query(span.first_row + split.row, head),
+                    n_keys,
+                    sums,
+                    part: TilePart::default(),
+                });
+            }
+            tile::attend(self.isa, &tile, self.shape.scale, &mut queries);
+            for (query, kept) in queries.iter().zip(kept) {
+                kept.copy_from_slice(&[query.part.max, query.part.sum]);
             }
         }
     }
@@ -253,7 +271,7 @@ impl Shared<'_> {
             for tile_idx in 0..split.n_tiles {
                 let place = &partials[split.partial(&self.shape, tile_idx, head)];
                 let (found, rest) = place.split_at(head_dim);
-                let part = tile::TilePart {
+                let part = TilePart {
                     max: rest[0],
                     sum: rest[1],
                 };
@@ -268,30 +286,32 @@ impl Shared<'_> {
 }
 
 /// The same tile with f32 elements: exact, so the product is the same.
-fn widen_tile<'s>(isa: Isa, tile: &Tile<'_>, k: &'s mut Vec<f32>, v: &'s mut Vec<f32>) -> Tile<'s> {
-    let chunk = TILE_CHUNK_KEYS * tile.head_dim;
-    let n_chunks = tile.n_keys.div_ceil(TILE_CHUNK_KEYS);
+fn widen_tile<'s>(
+    isa: Isa,
+    tile: &Tile<'_>,
+    n_keys: usize,
+    (k, v): (&'s mut Vec<f32>, &'s mut Vec<f32>),
+) -> Tile<'s> {
+    let run = RUN_KEYS * tile.head_dim;
+    let n_runs = n_keys.div_ceil(RUN_KEYS);
     for (source, target) in [(&tile.k, &mut *k), (&tile.v, &mut *v)] {
-        target.resize((n_chunks * chunk).max(target.len()), 0.0);
-        for (source, target) in source[..n_chunks]
-            .iter()
-            .zip(target.chunks_exact_mut(chunk))
-        {
+        target.resize((n_runs * run).max(target.len()), 0.0);
+        for (source, target) in source[..n_runs].iter().zip(target.chunks_exact_mut(run)) {
             widen(isa, tile.dtype, source, target);
         }
     }
-    let mut chunks = [[&[][..]; N_CHUNKS]; 2];
-    for (wide, chunks) in [&*k, &*v].into_iter().zip(&mut chunks) {
-        for (i, place) in chunks.iter_mut().enumerate().take(n_chunks) {
-            *place = bytemuck::cast_slice(&wide[i * chunk..(i + 1) * chunk]);
+    let mut runs = [[&[][..]; N_RUNS]; 2];
+    for (wide, runs) in [&*k, &*v].into_iter().zip(&mut runs) {
+        for (place, wide) in runs.iter_mut().zip(wide.chunks_exact(run).take(n_runs)) {
+            *place = bytemuck::cast_slice(wide);
         }
     }
-    let [k, v] = chunks;
+    let [k, v] = runs;
     Tile {
         k,
         v,
+        head_dim: tile.head_dim,
         dtype: KvDtype::F32,
-        ..*tile
     }
 }
 

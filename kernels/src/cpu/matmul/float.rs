@@ -95,9 +95,9 @@ mod avx2 {
             // are R rows of `n_inputs`.
             unsafe {
                 let weights = unit::<UNIT>(panel.as_ptr().add(i * UNIT), is_bf16);
-                for r in 0..R {
+                for (r, sum) in sums.iter_mut().enumerate() {
                     let x = _mm256_set1_ps(*rows.get_unchecked(r * n_inputs + i));
-                    sums[r] = _mm256_fmadd_ps(weights, x, sums[r]);
+                    *sum = _mm256_fmadd_ps(weights, x, *sum);
                 }
             }
         }

@@ -28,7 +28,7 @@ pub enum Output<'a> {
     Add(&'a mut [f32]),
 }
 
-/// Products of up to 4 rows with one panel.
+/// Products of some rows with one panel.
 pub(crate) type RowBlock<const R: usize> = [[f32; PANEL_OUTPUTS]; R];
 
 /// One panel of one of the matrices, and the columns that its products fill.
@@ -139,6 +139,13 @@ impl Place<'_> {
 
 fn multiply_panel(isa: Isa, input: &Activations, rows: std::ops::Range<usize>, place: &Place<'_>) {
     let mut row = rows.start;
+    if !place.panel.matrix.is_quantised() {
+        // Chains of dependent additions: eight of them keep both multiplication units busy.
+        while row + 8 <= rows.end {
+            place.store(row, &multiply_rows::<8>(isa, input, row, place.panel));
+            row += 8;
+        }
+    }
     while row + 4 <= rows.end {
         place.store(row, &multiply_rows::<4>(isa, input, row, place.panel));
         row += 4;

@@ -199,20 +199,20 @@ mod avx2 {
                     let both = _mm256_loadu_si256(head.add(head_bytes + 32 * j).cast());
                     let low = _mm256_and_si256(both, mask);
                     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
-                    for r in 0..R {
+                    for (r, short) in short.iter_mut().enumerate() {
                         let x = quants.add(r * row_quants + 4 * j);
                         let pair = _mm256_add_epi16(
                             _mm256_maddubs_epi16(low, four(x)),
                             _mm256_maddubs_epi16(high, four(x.add(16))),
                         );
-                        short[r] = _mm256_add_epi16(short[r], pair);
+                        *short = _mm256_add_epi16(*short, pair);
                     }
                 }
                 let mut dots = short.map(|s| _mm256_madd_epi16(s, ones));
                 if !MIN {
-                    for r in 0..R {
+                    for (r, dot) in dots.iter_mut().enumerate() {
                         let eight = 8 * *rows.sums.get_unchecked(r * rows.n_groups + g) as i32;
-                        dots[r] = _mm256_sub_epi32(dots[r], _mm256_set1_epi32(eight));
+                        *dot = _mm256_sub_epi32(*dot, _mm256_set1_epi32(eight));
                     }
                 }
                 add_group::<R, MIN>(&mut sums, dots, (head, rows, g));
@@ -244,10 +244,10 @@ mod avx2 {
                 for j in 0..8 {
                     let signed = _mm256_loadu_si256(head.add(head_bytes + 32 * j).cast());
                     let magnitude = _mm256_abs_epi8(signed);
-                    for r in 0..R {
+                    for (r, dot) in dots.iter_mut().enumerate() {
                         let x = _mm256_sign_epi8(four(quants.add(r * row_quants + 4 * j)), signed);
                         let short = _mm256_maddubs_epi16(magnitude, x);
-                        dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(short, ones));
+                        *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(short, ones));
                     }
                 }
                 add_group::<R, MIN>(&mut sums, dots, (head, rows, g));
