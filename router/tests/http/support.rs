@@ -93,7 +93,8 @@ impl Reply {
 }
 
 impl Door {
-    /// Opens a door. Jobs that the script leaves without an end stay open until their client leaves.
+    /// Opens a door. Jobs that the script leaves without an end stay open until their client leaves; an empty script
+    /// breaks off at once.
     pub(crate) async fn open(script: impl Fn(&Job) -> Vec<Answer> + Send + Sync + 'static) -> Self {
         Self::open_with(Arc::new(Admission::new(16, 16)), |_| {}, script).await
     }
@@ -235,6 +236,7 @@ async fn play(submission: Submission, script: Script, n_cancelled: Arc<AtomicUsi
         permit,
     } = submission;
     let script = script(&job);
+    let is_empty = script.is_empty();
     let has_end = script
         .iter()
         .any(|answer| matches!(answer, Answer::Finished(_) | Answer::Failed(_)));
@@ -244,7 +246,7 @@ async fn play(submission: Submission, script: Script, n_cancelled: Arc<AtomicUsi
             return;
         }
     }
-    if !has_end {
+    if !has_end && !is_empty {
         answers.closed().await;
         n_cancelled.fetch_add(1, Ordering::SeqCst);
     }
