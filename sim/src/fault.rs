@@ -89,12 +89,16 @@ impl World {
         if process != Process::Router {
             self.end_watch(process);
         }
-        let down = if self.rng.chance(500) {
-            self.rng.between(100, 20_000)
-        } else {
-            self.rng.between(20_000, 5_000_000)
-        };
+        let down = self.draw_outage_us();
         self.after(down, Occurrence::Restart(process));
+    }
+
+    /// Most outages are short, some outlast every patience.
+    fn draw_outage_us(&mut self) -> u64 {
+        let longest = self
+            .rng
+            .pick(&[10_000, 10_000, 10_000, 300_000, 300_000, 12_000_000]);
+        self.rng.between(100, longest)
     }
 
     fn note_process_or_all(&mut self, kind: FaultKind, process: Process) {
@@ -144,11 +148,7 @@ impl World {
         if a == Process::Router {
             self.end_watch(b);
         }
-        let lasts = if self.rng.chance(500) {
-            self.rng.between(100, 20_000)
-        } else {
-            self.rng.between(20_000, 15_000_000)
-        };
+        let lasts = self.draw_outage_us();
         self.after(lasts, Occurrence::Heal(a, b));
     }
 

@@ -125,7 +125,7 @@ impl<N> Host<N> {
     pub(crate) fn begin_step(&mut self, plan: StepPlan, rng: &mut Rng) -> BegunStep {
         self.is_computing = true;
         let n_tokens: usize = plan.items.iter().map(|item| item.tokens.len()).sum();
-        let mut duration_us = 50 + 10 * n_tokens as u64 + rng.below(100);
+        let mut duration_us = 100 + 30 * n_tokens as u64 + rng.below(400);
         if std::mem::take(&mut self.stalls_next) {
             duration_us = rng.between(15_000_000, 90_000_000);
         }

@@ -25,8 +25,11 @@ use tidemill_router::requests::Job;
 const PROMPT_TOKENS_MAX: u64 = 90;
 /// Longest output.
 const OUTPUT_TOKENS_MAX: u64 = 24;
-/// Mean time between two requests.
-const ARRIVAL_GAP_US: u64 = 4_000;
+/// Longest time between two requests of a burst, and between two bursts.
+const BURST_GAP_US: u64 = 2_000;
+const PAUSE_US: u64 = 1_000_000;
+/// How often a request begins a new burst, per mille.
+const BURST_PER_MILLE: u64 = 120;
 
 fn layout() -> KvLayout {
     let mut layout = KvLayout::new([1; 32], 3, 1, 4, KvDtype::F16).expect("a valid shape");
@@ -103,8 +106,15 @@ impl World {
         );
         let prefixes: Vec<Vec<TokenId>> = (0..4).map(|_| self.draw_tokens(64)).collect();
         let mut at_us = 50_000;
+        let mut arrivals = Vec::with_capacity(self.config.n_requests);
         for request_idx in 0..self.config.n_requests {
-            at_us += self.rng.below(2 * ARRIVAL_GAP_US);
+            let gap_us = if self.rng.chance(BURST_PER_MILLE) {
+                PAUSE_US
+            } else {
+                BURST_GAP_US
+            };
+            at_us += self.rng.below(gap_us);
+            arrivals.push(at_us);
             let at = BEGINNING.plus_us(at_us);
             let request = self.draw_request(&model, &prefixes, at);
             self.requests.push(request);
@@ -118,7 +128,8 @@ impl World {
             }
         }
         for _ in 0..self.config.n_faults {
-            let fault_at = BEGINNING.plus_us(50_000 + self.rng.below(at_us));
+            // Faults strike where there is work: some milliseconds after a request has come.
+            let fault_at = BEGINNING.plus_us(self.rng.pick(&arrivals) + self.rng.below(20_000));
             let kind = self.rng.pick(&FaultKind::ALL);
             let fault = Fault { kind };
             self.schedule.push(fault_at, Occurrence::Fault(fault));

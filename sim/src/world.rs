@@ -21,7 +21,7 @@ use tidemill_engine::executor::LayerProgress;
 use tidemill_prefill_node::node as prefill;
 
 /// Events after which a history counts as going in circles.
-const EVENTS_MAX: u64 = 3_000_000;
+const EVENTS_MAX: u64 = 300_000;
 /// How long after the last fault everything has to be idle again.
 const SETTLE_US: u64 = 240_000_000;
 
