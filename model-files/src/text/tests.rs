@@ -278,3 +278,20 @@ fn the_tokens_are_those_of_the_reference_crate() {
         assert_eq!(tokens, expected.get_ids(), "{text:?}");
     }
 }
+
+#[test]
+fn tiny_models_speak_the_same_language_in_both_containers() {
+    let spec = crate::testing::TinySpec::default();
+    let directory = Directory::new("tiny");
+    let file = directory.0.join("tiny.gguf");
+    crate::testing::write_gguf(&file, &spec).expect("the directory is writable");
+    crate::testing::write_hf_dir(directory.0.join("hf"), &spec).expect("the directory is writable");
+    let from_file = open_text(&file).expect("supported");
+    let from_directory = open_text(directory.0.join("hf")).expect("supported");
+    assert_eq!(from_file.text_fingerprint, from_directory.text_fingerprint);
+    assert_eq!(
+        from_file.vocabulary.eos_ids(),
+        from_directory.vocabulary.eos_ids()
+    );
+    assert!(from_file.chat_template.is_some() && from_directory.chat_template.is_some());
+}

@@ -1,71 +1,46 @@
 use super::*;
+use crate::testing::GgufWriter;
 
-/// The fields of a GGUF file, one after the other.
-#[derive(Default)]
-struct Header {
-    n_keys: u64,
-    bytes: Vec<u8>,
-}
+/// A file without tensors, key by key.
+struct Header(GgufWriter);
 
 impl Header {
-    fn text(&mut self, text: &str) {
-        self.bytes.extend((text.len() as u64).to_le_bytes());
-        self.bytes.extend(text.as_bytes());
-    }
-
-    fn key(&mut self, key: &str, value_type: u32) {
-        self.n_keys += 1;
-        self.text(key);
-        self.bytes.extend(value_type.to_le_bytes());
+    fn new() -> Self {
+        Self(GgufWriter::new())
     }
 
     fn string(mut self, key: &str, value: &str) -> Self {
-        self.key(key, 8);
-        self.text(value);
+        self.0.string(key, value);
         self
     }
 
     fn number(mut self, key: &str, value: u32) -> Self {
-        self.key(key, 4);
-        self.bytes.extend(value.to_le_bytes());
+        self.0.u32(key, value);
         self
     }
 
     fn flag(mut self, key: &str, value: bool) -> Self {
-        self.key(key, 7);
-        self.bytes.push(u8::from(value));
+        self.0.boolean(key, value);
         self
     }
 
     fn strings(mut self, key: &str, values: &[&str]) -> Self {
-        self.key(key, 9);
-        self.bytes.extend(8_u32.to_le_bytes());
-        self.bytes.extend((values.len() as u64).to_le_bytes());
-        values.iter().for_each(|value| self.text(value));
+        self.0.strings(key, values.iter().copied());
         self
     }
 
     fn integers(mut self, key: &str, values: &[i32]) -> Self {
-        self.key(key, 9);
-        self.bytes.extend(5_u32.to_le_bytes());
-        self.bytes.extend((values.len() as u64).to_le_bytes());
-        self.bytes
-            .extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.0.i32s(key, values);
         self
     }
 
     fn read(self) -> Result<TextParts, Refusal> {
-        let mut file = b"GGUF".to_vec();
-        file.extend(3_u32.to_le_bytes());
-        file.extend(0_u64.to_le_bytes());
-        file.extend(self.n_keys.to_le_bytes());
-        file.extend(self.bytes);
-        text_parts(&gguf::parse(&file)?)
+        text_parts(&gguf::parse(&self.0.finish())?)
     }
 }
 
 fn without_rule() -> Header {
-    Header::default()
+    Header::new()
         .string("general.architecture", "llama")
         .number("llama.context_length", 64)
         .string("tokenizer.ggml.model", "gpt2")
@@ -117,10 +92,10 @@ fn what_is_not_known_is_refused_by_name() {
             "tokenizer.ggml.add_eos_token",
         ),
         (
-            Header::default().string("tokenizer.ggml.model", "llama"),
+            Header::new().string("tokenizer.ggml.model", "llama"),
             "tokenizer.ggml.model",
         ),
-        (Header::default(), "tokenizer.ggml.model"),
+        (Header::new(), "tokenizer.ggml.model"),
     ] {
         assert_eq!(
             header.read().err().map(|refusal| refusal.field).as_deref(),
@@ -132,7 +107,7 @@ fn what_is_not_known_is_refused_by_name() {
 #[test]
 fn token_types_match_the_tokens() {
     for (types, problem) in [(&[1, 6][..], "6 for token 1"), (&[1][..], "1 entries")] {
-        let header = Header::default()
+        let header = Header::new()
             .string("tokenizer.ggml.model", "gpt2")
             .string("tokenizer.ggml.pre", "gpt-2")
             .strings(TOKENS, &["a", "b"])
