@@ -129,19 +129,6 @@ impl Activations {
         });
     }
 
-    /// Copies some rows of `source`, in the order given, with their int8 form.
-    ///
-    /// # Panics
-    /// When a row does not exist.
-    pub fn copy_rows(&mut self, isa: Isa, source: &Self, rows: &[usize]) {
-        let n = source.n_columns;
-        self.resize(rows.len(), n);
-        for (target, &row) in self.values.chunks_exact_mut(n.max(1)).zip(rows) {
-            target.copy_from_slice(&source.values[row * n..(row + 1) * n]);
-        }
-        self.quantise(isa);
-    }
-
     /// Makes the int8 form of all rows, where one is kept.
     pub fn quantise(&mut self, isa: Isa) {
         if !self.quantised {

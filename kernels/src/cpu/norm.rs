@@ -63,8 +63,8 @@ mod avx2 {
         let mut low = _mm256_setzero_ps();
         let mut high = _mm256_setzero_ps();
         let (whole, rest) = x.as_chunks::<N_LANES>();
-        for chunk in whole {
-            let (a, b) = (load8(&chunk[..8]), load8(&chunk[8..]));
+        for sixteen in whole {
+            let (a, b) = (load8(&sixteen[..8]), load8(&sixteen[8..]));
             low = _mm256_fmadd_ps(a, a, low);
             high = _mm256_fmadd_ps(b, b, high);
         }

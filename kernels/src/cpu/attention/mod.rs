@@ -1,4 +1,4 @@
-//! Causal attention of new positions over paged K and V, heads grouped (Ainslie et al. 2023).
+//! Causal attention of new positions over K and V in blocks, heads grouped (Ainslie et al. 2023).
 //!
 //! Keys are taken in tiles of 128 at fixed absolute positions. Within a tile: `score = (q . k) * scale` with 16 lanes over the
 //! head's elements; `m` = largest score; `p = e^(score - m)`; `l` = sum of p, 16 lanes over keys; `o[d] = fma(p, v[d], o[d])` in key order.
