@@ -117,7 +117,7 @@ pub async fn start(settings: Settings, parts: Parts) -> Result<RunningNode, Star
         scheduler: settings.scheduler,
     });
     let worker = start_worker(&settings.node_id, parts.executor, &senders)?;
-    let (load, board) = LoadBoard::new(node.load_report(), clock.now());
+    let (load, board) = LoadBoard::new(node.load_report(), &admin, clock.now());
     let routes = grpc::server()
         .add_service(NodeService::new(description, load, senders.cancels))
         .add_service(Service::new(senders.inputs, calls).server());

@@ -143,7 +143,7 @@ pub async fn start(settings: Settings, parts: Parts) -> Result<RunningNode, Star
     });
     let worker = start_worker(&settings.node_id, parts.executor, &senders)?;
     let digester = start_digester(&settings.node_id, parts.arena, &senders)?;
-    let (load, board) = LoadBoard::new(node.load_report(), clock.now());
+    let (load, board) = LoadBoard::new(node.load_report(), &admin, clock.now());
     let (prefill, export) = Service::new(senders.inputs, Arc::clone(&calls)).servers();
     let routes = grpc::server()
         .add_service(NodeService::new(description, load, senders.cancels))

@@ -31,15 +31,26 @@ fn exit_with(error: &clap::Error) -> ! {
 /// # Errors
 /// clap's error, also for an unreadable file or an unknown key.
 pub fn parse_from<T: clap::Parser>(arguments: Vec<OsString>) -> Result<T, clap::Error> {
-    let command = T::command();
-    let mut all: Vec<OsString> = arguments.iter().take(1).cloned().collect();
-    if let Some(path) = config_path(&arguments) {
-        let from_file = file_arguments(&command, Path::new(&path), &arguments)
+    let whole = T::command();
+    let (command, n_names) = chosen(&whole, &arguments);
+    let mut all: Vec<OsString> = arguments.iter().take(n_names).cloned().collect();
+    let has_file = command
+        .get_arguments()
+        .any(|argument| argument.get_long() == Some("config"));
+    if let Some(path) = config_path(&arguments).filter(|_| has_file) {
+        let from_file = file_arguments(command, Path::new(&path), &arguments)
             .map_err(|text| T::command().error(clap::error::ErrorKind::InvalidValue, text))?;
         all.extend(from_file);
     }
-    all.extend(arguments.into_iter().skip(1));
+    all.extend(arguments.into_iter().skip(n_names));
     T::try_parse_from(all)
+}
+
+/// The command that is meant, and how many arguments name it: the program's, or a subcommand's too.
+fn chosen<'a>(whole: &'a clap::Command, arguments: &[OsString]) -> (&'a clap::Command, usize) {
+    let name = arguments.get(1).and_then(|argument| argument.to_str());
+    let subcommand = name.and_then(|name| whole.find_subcommand(name));
+    subcommand.map_or((whole, 1), |subcommand| (subcommand, 2))
 }
 
 fn config_path(arguments: &[OsString]) -> Option<OsString> {
@@ -144,6 +155,31 @@ mod tests {
         assert_eq!((flags.kv_blocks, flags.insecure_network), (5, true));
         let flags = parse_with_file("b", text, &["--kv-blocks", "7"]).expect("valid");
         assert_eq!(flags.kv_blocks, 7);
+    }
+
+    #[derive(Parser, Debug)]
+    enum Commands {
+        Serve(Flags),
+        Pull { name: String },
+    }
+
+    #[test]
+    fn a_file_serves_the_subcommand_that_has_its_keys() {
+        let path = std::env::temp_dir().join(format!("tidemill-config-{}-sub", std::process::id()));
+        std::fs::write(&path, "kv-blocks = 5\n").expect("the temporary directory is writable");
+        let config = path.to_str().expect("an ASCII path");
+        let parse = |arguments: &[&str]| {
+            parse_from::<Commands>(arguments.iter().map(OsString::from).collect())
+        };
+        let serve = parse(&["test", "serve", "--config", config]).expect("valid");
+        assert!(matches!(serve, Commands::Serve(Flags { kv_blocks: 5, .. })));
+        assert!(
+            parse(&["test", "pull", "--config", config]).is_err(),
+            "it has no such flag"
+        );
+        let pull = parse(&["test", "pull", "x"]).expect("valid");
+        assert!(matches!(pull, Commands::Pull { name } if name == "x"));
+        std::fs::remove_file(path).expect("just written");
     }
 
     #[test]

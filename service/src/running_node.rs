@@ -141,7 +141,7 @@ mod tests {
         let listener = Fabric::default().bind("local:n").await.expect("free");
         let routes = grpc::server().add_service(crate::node_service::NodeService::new(
             description(),
-            crate::load_board::LoadBoard::new(report(), tidemill_core::Timestamp(0)).0,
+            crate::load_board::LoadBoard::new(report(), &admin, tidemill_core::Timestamp(0)).0,
             tokio::sync::mpsc::channel(1).0,
         ));
         let node = RunningNode::start(Incarnation(7), listener, routes, admin.clone(), turn);

@@ -165,14 +165,14 @@ impl Bench {
     }
 
     fn handle(&self) -> KvHandle {
-        let handles = self.heard.iter().filter_map(|effect| match effect {
+        let mut handles = self.heard.iter().filter_map(|effect| match effect {
             Effect::Prefill {
                 event: PrefillEvent::Handle(handle),
                 ..
             } => Some(handle.clone()),
             _ => None,
         });
-        handles.last().expect("a handle was told")
+        handles.next_back().expect("a handle was told")
     }
 
     fn first_tokens(&self) -> Vec<FirstToken> {
@@ -233,11 +233,11 @@ impl Bench {
     }
 
     fn last_grant(&self) -> Result<ReadGrant, Failure> {
-        let decisions = self.heard.iter().filter_map(|effect| match effect {
+        let mut decisions = self.heard.iter().filter_map(|effect| match effect {
             Effect::ReadDecided { result, .. } => Some(result.clone()),
             _ => None,
         });
-        decisions.last().expect("a read was decided")
+        decisions.next_back().expect("a read was decided")
     }
 
     /// A complete, claimed lease of 40 tokens.
