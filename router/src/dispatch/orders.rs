@@ -194,14 +194,17 @@ impl World {
         match (call.side, call.spec.clone()) {
             (Some(Side::Prefill), Some(spec)) => self.throw_prefill(throw, &call, &spec, next),
             (Some(Side::Decode), Some(_)) => self.throw_generate(throw, &call, next),
-            _ => self.apply(Event::Rebound {
-                call: call.id,
-                result: if throw.kind % 2 == 0 {
-                    Ok(())
-                } else {
-                    Err(lost())
-                },
-            }),
+            _ => {
+                self.call_mut(call.id).is_closed = true;
+                self.apply(Event::Rebound {
+                    call: call.id,
+                    result: if throw.kind % 2 == 0 {
+                        Ok(())
+                    } else {
+                        Err(lost())
+                    },
+                });
+            }
         }
     }
 
@@ -283,6 +286,13 @@ impl World {
         }
         if !self.dispatch.is_ended() {
             return;
+        }
+        for call in &self.calls {
+            assert!(
+                call.is_closed,
+                "call {:?} is still listened to after the end",
+                call.id
+            );
         }
         for call in self.calls.iter().filter(|call| call.side.is_some()) {
             let is_released =

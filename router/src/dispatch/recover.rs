@@ -8,7 +8,7 @@
 use super::event::{Effect, Note, Outcome, Outside};
 use super::{Dispatch, Side, deadline_passed};
 use crate::placement::{Target, Unplaced, best_decode};
-use tidemill_core::{CallId, Epoch, Failure, FailureCode, Timestamp};
+use tidemill_core::{CallId, Epoch, Failure, FailureCode, FinishReason, Timestamp};
 
 impl Dispatch {
     pub(super) fn lose_call(&mut self, call: CallId, failure: Failure, outside: &mut Outside<'_>) {
@@ -140,6 +140,14 @@ impl Dispatch {
 
     /// Gives the attempt up and starts another, with what the client has as its beginning.
     pub(super) fn again(&mut self, failure: Failure, outside: &mut Outside<'_>) {
+        // The last token has been given; what was lost is only the word that it was the last.
+        if let Some(reason) = self.complete_reason() {
+            return match self.has_prompt_logprobs() {
+                true => self.finish(reason),
+                // Nothing is left to compute, so nobody could tell the missing ones.
+                false => self.fail(failure),
+            };
+        }
         if let Some(attempt) = self.attempt.take() {
             attempt.leave(&mut self.effects);
         }
@@ -151,6 +159,16 @@ impl Dispatch {
         };
         self.effects.push(Effect::Note(note));
         self.start_attempt(outside);
+    }
+
+    /// Why nothing can follow what the client was given, if so.
+    fn complete_reason(&self) -> Option<FinishReason> {
+        let last = self.emitted.last()?;
+        if self.job.stop.stop_token_ids.contains(last) {
+            return Some(FinishReason::Stop);
+        }
+        let is_full = self.emitted.len() >= self.job.stop.max_tokens as usize;
+        is_full.then_some(FinishReason::Length)
     }
 
     /// No attempt is left.

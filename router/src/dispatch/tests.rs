@@ -513,6 +513,36 @@ fn decode_lost_later_resumes_with_the_same_next_token() {
 }
 
 #[test]
+fn decode_lost_after_the_last_token_loses_only_the_word_that_it_was_the_last() {
+    let mut rig = Rig::decoding(2);
+    rig.lose_decode();
+    assert_eq!(rig.tokens(), [100, 101]);
+    assert_eq!(rig.reason(), FinishReason::Length);
+    assert_eq!(rig.cancels(), ["d0/1", "p0/1"]);
+    let mut job = job(9);
+    job.stop.stop_token_ids = vec![101];
+    let mut rig = Rig::new(DispatchConfig::default(), job);
+    rig.apply(Event::Start);
+    rig.give_handle();
+    rig.generate(ready(0));
+    rig.generate(GenerateEvent::Token(token(1)));
+    rig.lose_decode();
+    assert_eq!(rig.reason(), FinishReason::Stop);
+}
+
+#[test]
+fn an_end_while_the_prefill_call_still_talks_leaves_that_call_and_cancels_it() {
+    let mut rig = Rig::split(2);
+    rig.generate(ready(0));
+    rig.generate(GenerateEvent::Token(token(1)));
+    rig.generate(finished(2));
+    assert_eq!(rig.reason(), FinishReason::Length);
+    assert_eq!(rig.cancels(), ["p0/1"]);
+    let prefill = rig.last_prefill().0;
+    assert!(rig.all.contains(&Effect::DropCall(prefill)));
+}
+
+#[test]
 fn a_resume_with_one_token_left_needs_prefill_only() {
     let mut rig = Rig::decoding(3);
     rig.lose_decode();

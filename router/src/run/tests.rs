@@ -471,3 +471,67 @@ async fn nodes_that_come_later_are_used_and_broken_streams_leave_no_load() {
     }
     house.is_idle().await;
 }
+
+async fn ask(address: std::net::SocketAddr, request: &str) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address)
+        .await
+        .expect("listening");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream
+        .read_to_string(&mut answer)
+        .await
+        .expect("an answer to its end");
+    answer
+}
+
+#[tokio::test]
+async fn a_router_without_nodes_starts_answers_503_and_drains() {
+    let path = std::env::temp_dir().join(format!("tidemill-router-{}.gguf", std::process::id()));
+    let spec = tidemill_model_files::testing::TinySpec::default();
+    tidemill_model_files::testing::write_gguf(&path, &spec).expect("written");
+    let model = tidemill_model_files::open_text(&path).expect("opens");
+    std::fs::remove_file(&path).expect("just written");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("free");
+    let address = listener.local_addr().expect("bound");
+    let admin = Admin::starting("no node is known yet");
+    let config = RouterConfig {
+        listener,
+        model_name: "tiny".into(),
+        dispatch: DispatchConfig::default(),
+        n_requests_max: 4,
+        n_queue_max: 0,
+        admin: admin.clone(),
+    };
+    let surroundings = Surroundings {
+        fabric: Fabric::default(),
+        discovery: Arc::new(LocalDiscovery::default()),
+        clock: Arc::new(SystemClock::new()),
+    };
+    let shutdown = CancellationToken::new();
+    let router = tokio::spawn(run(config, Arc::new(model), surroundings, shutdown.clone()));
+    let body = r#"{"model":"tiny","prompt":"a","max_tokens":4}"#;
+    let answer = ask(
+        address,
+        &format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ),
+    )
+    .await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(
+        answer.to_ascii_lowercase().contains("\r\nretry-after:"),
+        "{answer}"
+    );
+    assert!(answer.contains("no usable prefill node"), "{answer}");
+    shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(5), router).await;
+    ended
+        .expect("drains in time")
+        .expect("no panic")
+        .expect("a good end");
+    assert_eq!(admin.missing().as_deref(), Some("the router is leaving"));
+}
