@@ -42,8 +42,12 @@ soak: test-needs ## the long form of every sampled check; writes docs/soak.md
 	cargo build --locked -p tidemill-cli -p tidemill-router -p tidemill-prefill-node -p tidemill-decode-node
 	tests/scripts/soak.sh
 
-bench: ## kernel and model speed beside their limits
+bench: model ## kernel and model speed beside their limits
 	cargo bench -p tidemill-kernels
+	cargo bench -p tidemill-engine --bench model -- "$(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+fuzz: ## fuzz one parser: make fuzz TARGET=gguf|safetensors|kv_frame|request_json (needs nightly and cargo-fuzz)
+	cd tests/fuzz && cargo +nightly fuzz run $(or $(TARGET),gguf) -- -max_total_time=300
 
 lint: ## what CI checks besides the tests
 	cargo fmt --all --check
