@@ -2,8 +2,8 @@
 //!
 //! `node` is the whole logic as a pure machine; `run` is its loop, the only place that awaits; `rpc` translates
 //! messages; `exporters` and `pulls` are the hands that claim and fetch blocks; `assemble` makes a
-//! node around a loaded model. The prefill node has the same
-//! files, so that the difference between the roles is a diff.
+//! node around a loaded model. The prefill node has its
+//! twins of all but the hands, so that the difference between the roles is a diff.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
