@@ -225,7 +225,7 @@ async fn within<T>(
 /// A stream that is being opened, is open, or is over.
 enum Reading<W> {
     Opening(BoxFuture<'static, Result<Streaming<W>, Failure>>),
-    Open(Streaming<W>),
+    Open(Box<Streaming<W>>),
     Over,
 }
 
@@ -239,7 +239,7 @@ fn call_events<W: Send + 'static, E: Send + 'static>(
 ) -> BoxStream<'static, Event> {
     let events = stream::unfold(Reading::Opening(opening), move |reading| async move {
         let opened = match reading {
-            Reading::Opening(opening) => opening.await,
+            Reading::Opening(opening) => opening.await.map(Box::new),
             Reading::Open(messages) => Ok(messages),
             Reading::Over => return None,
         };
@@ -257,9 +257,9 @@ fn call_events<W: Send + 'static, E: Send + 'static>(
 }
 
 async fn next_event<W, E>(
-    mut messages: Streaming<W>,
+    mut messages: Box<Streaming<W>>,
     read: fn(W) -> Result<E, Failure>,
-) -> Result<(E, Streaming<W>), Failure> {
+) -> Result<(E, Box<Streaming<W>>), Failure> {
     match messages.message().await {
         Ok(Some(wire)) => Ok((read(wire)?, messages)),
         Ok(None) => Err(Failure::new(

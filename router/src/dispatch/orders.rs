@@ -198,7 +198,7 @@ impl World {
                 self.call_mut(call.id).is_closed = true;
                 self.apply(Event::Rebound {
                     call: call.id,
-                    result: if throw.kind % 2 == 0 {
+                    result: if throw.kind.is_multiple_of(2) {
                         Ok(())
                     } else {
                         Err(lost())
