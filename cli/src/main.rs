@@ -6,13 +6,20 @@ mod chat;
 mod model_name;
 mod openai;
 mod pull;
+mod serve;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use tidemill_service::config;
+
+const VERSION: &str = match option_env!("TIDEMILL_REVISION") {
+    Some(revision) => revision,
+    None => concat!(env!("CARGO_PKG_VERSION"), " (revision unknown)"),
+};
 
 /// Disaggregated LLM serving: prefill and decode on separate pools.
 #[derive(Parser, Debug)]
-#[command(name = "tidemill", version)]
+#[command(name = "tidemill", version = VERSION)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -20,6 +27,8 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Serve a model: router, prefill and decode nodes in this one process.
+    Serve(Box<serve::ServeArgs>),
     /// Chat in the terminal.
     Chat(chat::ChatArgs),
     /// Put load on a server and print what its clients feel.
@@ -32,19 +41,25 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli: Cli = tidemill_service::config::parse();
+    let cli: Cli = config::parse();
     let result = match cli.command {
+        Command::Serve(args) => match serve::check(&args) {
+            Ok(serve) => serve(),
+            Err(error) => return end_with(&error, config::EXIT_CONFIG),
+        },
         Command::Chat(args) => client_runtime().and_then(|rt| rt.block_on(chat::run(args))),
         Command::Bench(args) => client_runtime().and_then(|rt| rt.block_on(bench::run(args))),
         Command::Pull { name } => pull::pull(&name).map(|path| say(&path.display().to_string())),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tidemill: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => end_with(&error, 1),
     }
+}
+
+fn end_with(error: &anyhow::Error, status: i32) -> ExitCode {
+    eprintln!("tidemill: {error:#}");
+    ExitCode::from(u8::try_from(status).unwrap_or(1))
 }
 
 fn client_runtime() -> anyhow::Result<tokio::runtime::Runtime> {

@@ -4,6 +4,7 @@ mod sse;
 
 use anyhow::{Context, Result, anyhow, bail};
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -125,7 +126,7 @@ impl Client {
         &self,
         path: &str,
         body: &impl Serialize,
-    ) -> Result<impl futures::Stream<Item = Result<Piece>> + use<>> {
+    ) -> Result<BoxStream<'static, Result<Piece>>> {
         let request = self
             .http
             .post(format!("{}/v1/{path}", self.base))
@@ -139,7 +140,8 @@ impl Client {
         let events = sse::events(
             bytes.map(|part| part.map_err(|error| anyhow!("the stream broke: {error}"))),
         );
-        Ok(events.flat_map(|event| futures::stream::iter(pieces(event))))
+        let pieces = events.flat_map(|event| futures::stream::iter(pieces(event)));
+        Ok(pieces.boxed())
     }
 
     fn with_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
