@@ -42,7 +42,7 @@ struct Flags {
     #[arg(long, env = "TIDEMILL_LISTEN", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
     /// Address of the admin port: /healthz, /readyz, /metrics.
-    #[arg(long, env = "TIDEMILL_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
+    #[arg(long, env = "TIDEMILL_ADMIN_LISTEN", default_value = "127.0.0.1:0")]
     admin_listen: SocketAddr,
     /// GGUF file or Hugging Face directory; only its text half is read.
     #[arg(long, env = "TIDEMILL_MODEL")]
