@@ -344,6 +344,11 @@ impl Node {
             && self.pool.n_free() == self.config.n_blocks
     }
 
+    /// True while something of an attempt is kept here, pulls in flight apart.
+    pub fn holds(&self, request_id: RequestId) -> bool {
+        self.requests.contains_key(&request_id) || self.imports.contains_key(&request_id)
+    }
+
     /// True once it takes no new work.
     pub fn is_draining(&self) -> bool {
         self.draining

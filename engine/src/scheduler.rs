@@ -16,6 +16,7 @@ use crate::executor::{PromptLogprob, SequenceId};
 use crate::intake::ModelFacts;
 use crate::sequence::Sequence;
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{BlockIdx, Failure, FailureCode, FinishReason, SampledToken, Timestamp};
 
 /// Bounds of a step and of the queue.
@@ -254,7 +255,7 @@ impl Scheduler {
         let Some(&arrival) = self.arrivals.get(&sequence_id) else {
             return;
         };
-        if self.is_in_flight(arrival) {
+        if self.is_in_flight(arrival) && !PlantedBug::StepOwnsNothing.is_on() {
             let sequence = self.running.get_mut(&arrival);
             sequence.expect("what is in flight is running").is_cancelled = true;
         } else {

@@ -391,6 +391,11 @@ impl ExportTable {
         self.reads.len()
     }
 
+    /// Reads in flight: each owns the blocks that it was granted.
+    pub fn reads(&self) -> impl Iterator<Item = ReadId> {
+        self.reads.keys().copied()
+    }
+
     /// When the next lease runs out.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.exports

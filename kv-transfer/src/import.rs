@@ -12,6 +12,7 @@ use crate::export::{Complete, READ_SLICES_MAX, digest_of_digests};
 use crate::transport::{PullResult, TransferError};
 use std::collections::VecDeque;
 use tidemill_core::bounds::LEASE_TTL_US;
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{
     Digest, Failure, FailureCode, KvLayout, LayerGroupIdx, SampledToken, Slice, Timestamp,
 };
@@ -296,7 +297,8 @@ impl Import {
     ) -> Result<(), Failure> {
         let idx = self.idx(slice);
         let announced = self.entries[idx].digest;
-        if copied.is_none() || copied != announced {
+        let is_right = copied.is_some() && copied == announced;
+        if !is_right && !PlantedBug::DigestUnchecked.is_on() {
             self.n_bad_slices += 1;
             return self.try_again(slice, &TransferError::Digest);
         }
@@ -326,7 +328,8 @@ impl Import {
     /// The end of the import, once everything is here and the exporter has said complete.
     pub fn imported(&self) -> Option<Imported> {
         let first_token = self.first_token.clone()?;
-        (self.n_here == self.entries.len()).then_some(Imported {
+        let is_whole = self.n_here == self.entries.len() || PlantedBug::ImportUncounted.is_on();
+        is_whole.then_some(Imported {
             first_token,
             n_bytes: self.n_bytes,
         })

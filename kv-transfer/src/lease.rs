@@ -6,6 +6,7 @@
 //! Every refusal reads the same, so that a stranger cannot tell a wrong capability from an unknown request.
 
 use tidemill_core::bounds::LEASE_TTL_US;
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{Capability, Epoch, Failure, FailureCode, Incarnation, RequestId, Timestamp};
 
 /// What names a lease in a message: the right to it, under one epoch.
@@ -56,7 +57,8 @@ impl Lease {
 
     /// True when `lease` names this one under its present epoch.
     pub fn is_named_by(&self, lease: &LeaseRef) -> bool {
-        self.capability == lease.capability && self.epoch == lease.epoch
+        let is_present = self.epoch == lease.epoch || PlantedBug::EpochUnchecked.is_on();
+        self.capability == lease.capability && is_present
     }
 
     /// Binds to `importer`, or lets the importer that is bound claim again.

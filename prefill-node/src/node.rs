@@ -19,7 +19,7 @@ use tidemill_core::{
     KvHandle, LoadReport, NodeId, PrefillRequest, ReadId, RequestId, Role, SampledToken, Slice,
     Timestamp,
 };
-use tidemill_engine::block_pool::BlockPool;
+use tidemill_engine::block_pool::{BlockPool, Owner};
 use tidemill_engine::executor::{LayerProgress, PromptLogprob, SequenceId, StepOutput, StepPlan};
 use tidemill_engine::intake::ModelFacts;
 use tidemill_engine::scheduler::{Scheduler, SchedulerConfig};
@@ -330,6 +330,11 @@ impl Node {
             && self.pool.n_free() == self.config.n_blocks
     }
 
+    /// True while something of an attempt is kept here, reads in flight apart.
+    pub fn holds(&self, request_id: RequestId) -> bool {
+        self.requests.contains_key(&request_id) || self.exports.contains(request_id)
+    }
+
     /// True once it takes no new work.
     pub fn is_draining(&self) -> bool {
         self.draining
@@ -374,6 +379,11 @@ impl Node {
             }
             if self.prefill_calls.get(&request.call) != Some(request_id) {
                 return Err(format!("request {request_id} has nobody to answer to"));
+            }
+        }
+        for read in self.exports.reads() {
+            if self.pool.blocks_of(Owner::Read(read)).is_empty() {
+                return Err(format!("{read:?} is in flight and owns no block"));
             }
         }
         for request_id in self.claim_calls.keys() {

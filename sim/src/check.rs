@@ -9,7 +9,9 @@ use crate::message::{Notice, ToClient};
 use crate::network::Process;
 use crate::world::{Occurrence, World};
 use std::collections::BTreeSet;
-use tidemill_core::{FailureCode, FinishReason, RequestId, Timestamp, TokenId};
+use tidemill_core::{
+    CallId, Epoch, FailureCode, FinishReason, Incarnation, RequestId, Timestamp, TokenId,
+};
 use tidemill_router::requests::{Answer, Job};
 
 /// One request and what its client has seen.
@@ -208,6 +210,73 @@ impl World {
             .or_else(|| waits.then(|| "it waits without a deadline".to_owned()));
         if let Some(problem) = problem {
             self.violate(format!("decode-{decode_idx}: {problem}"));
+        }
+    }
+
+    /// Work, a release or a read was taken: only the present life may take it.
+    pub(crate) fn check_life(&mut self, process: Process, to: Incarnation) {
+        if self.incarnation_of(process) != Some(to) {
+            self.violate(format!(
+                "{process:?} acted on a message for another incarnation"
+            ));
+        }
+    }
+
+    /// A message about a lease changed something: it must name the present life and the present epoch.
+    pub(crate) fn check_right(
+        &mut self,
+        process: Process,
+        to: Incarnation,
+        (request_id, epoch): (RequestId, Epoch),
+    ) {
+        self.check_life(process, to);
+        if self
+            .epochs
+            .get(&request_id)
+            .is_some_and(|present| epoch < *present)
+        {
+            self.violate(format!("{process:?} acted on a message of an old epoch"));
+        }
+    }
+
+    /// A read was granted.
+    pub(crate) fn check_granted(&mut self, call: CallId) {
+        let Some(transfer) = self.transfers.get(&call) else {
+            return;
+        };
+        let present = self.epochs.get(&transfer.request_id);
+        if present.is_some_and(|present| transfer.epoch < *present) {
+            self.violate("a read of an old epoch was granted".to_owned());
+        }
+    }
+
+    /// A cancel was delivered: it ends everything in the life that it means, and nothing in another one.
+    pub(crate) fn check_cancelled(
+        &mut self,
+        process: Process,
+        to: Incarnation,
+        (held, holds): (bool, bool),
+    ) {
+        let is_meant = self.incarnation_of(process) == Some(to);
+        if is_meant && holds {
+            self.violate(format!("{process:?} goes on after a cancel"));
+        }
+        if !is_meant && held && !holds {
+            self.violate(format!(
+                "{process:?} acted on a cancel for another incarnation"
+            ));
+        }
+    }
+
+    /// The reader of a decode node's stream is gone: so is the work.
+    pub(crate) fn check_abandoned(&mut self, decode_idx: usize, call: CallId) {
+        if let Some(request_id) = self.generating.remove(&call)
+            && !self.generating.values().any(|other| *other == request_id)
+            && self.decode_holds(decode_idx, request_id)
+        {
+            self.violate(format!(
+                "decode-{decode_idx} goes on for a reader that has left"
+            ));
         }
     }
 

@@ -74,17 +74,8 @@ impl Phase {
     ];
 }
 
-/// Pairs that cannot meet, with the reason.
-pub const IMPOSSIBLE: [(FaultKind, Phase); 5] = [
-    // No decode node is touched before the handle is out.
-    (FaultKind::CrashDecode, Phase::Queued),
-    // Slices move only while a request imports.
-    (FaultKind::CorruptSlice, Phase::Queued),
-    (FaultKind::CorruptSlice, Phase::Offered),
-    (FaultKind::CorruptSlice, Phase::Decoding),
-    // A prefill node's step fails the request before its first token, so only its decode node is left later.
-    (FaultKind::FailStep, Phase::FirstToken),
-];
+/// Pairs that cannot meet: once all KV has arrived, no slice moves any more.
+const IMPOSSIBLE: [(FaultKind, Phase); 1] = [(FaultKind::CorruptSlice, Phase::Decoding)];
 
 /// Counts over any number of histories.
 #[derive(Clone, Default, Debug, PartialEq, Eq)]

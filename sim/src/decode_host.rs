@@ -49,7 +49,13 @@ pub(crate) fn process_at(address: &str) -> Option<Process> {
 impl World {
     pub(crate) fn ask_decode(&mut self, decode_idx: usize, call: CallId, message: ToServer) {
         if let ToServer::Generate(request, to) = message {
+            self.generating.insert(call, request.spec.request_id);
+            let request_id = request.spec.request_id;
+            let held = self.decode_holds(decode_idx, request_id);
             self.decode_event(decode_idx, Event::Generate { call, request, to });
+            if !held && self.decode_holds(decode_idx, request_id) {
+                self.check_life(Process::Decode(decode_idx), to);
+            }
         }
     }
 

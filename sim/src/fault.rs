@@ -42,7 +42,10 @@ impl World {
                 self.doubles_until = self.now.plus_us(lasts);
             }
             FaultKind::ClientLeaves => self.a_client_leaves(),
-            FaultKind::CorruptSlice => self.corrupts_next = true,
+            FaultKind::CorruptSlice => {
+                let lasts = self.rng.between(1_000, 60_000);
+                self.corrupts_until = self.now.plus_us(lasts);
+            }
             FaultKind::StallStep | FaultKind::FailStep => self.spoil_step(fault.kind),
         }
     }
@@ -95,9 +98,9 @@ impl World {
 
     /// Most outages are short, some outlast every patience.
     fn draw_outage_us(&mut self) -> u64 {
-        let longest = self
-            .rng
-            .pick(&[10_000, 10_000, 10_000, 300_000, 300_000, 12_000_000]);
+        let longest = self.rng.pick(&[
+            3_000, 10_000, 10_000, 10_000, 100_000, 100_000, 1_000_000, 12_000_000,
+        ]);
         self.rng.between(100, longest)
     }
 
@@ -179,7 +182,7 @@ impl World {
     pub(crate) fn end_faults(&mut self) {
         self.drops_until = self.now;
         self.doubles_until = self.now;
-        self.corrupts_next = false;
+        self.corrupts_until = self.now;
         let mut processes = vec![Process::Router];
         processes.extend((0..self.prefills.len()).map(Process::Prefill));
         processes.extend((0..self.decodes.len()).map(Process::Decode));

@@ -49,8 +49,19 @@ pub(crate) fn new_core(
 impl World {
     pub(crate) fn ask_prefill(&mut self, prefill_idx: usize, call: CallId, message: ToServer) {
         let event = match message {
-            ToServer::Prefill(request, to) => Event::Prefill { call, request, to },
-            ToServer::Rebind(lease, to) => Event::Rebind { call, lease, to },
+            ToServer::Prefill(request, to) => {
+                let request_id = request.spec.request_id;
+                let held = self.prefill_holds(prefill_idx, request_id);
+                self.prefill_event(prefill_idx, Event::Prefill { call, request, to });
+                if !held && self.prefill_holds(prefill_idx, request_id) {
+                    self.check_life(Process::Prefill(prefill_idx), to);
+                }
+                return;
+            }
+            ToServer::Rebind(lease, to) => {
+                self.rebinding.insert(call, (lease.request_id, lease.epoch));
+                Event::Rebind { call, lease, to }
+            }
             ToServer::Claim(claim, to) => Event::Claim { call, claim, to },
             ToServer::Renew(importer, leases, to) => Event::Renew {
                 call,
@@ -115,7 +126,14 @@ impl World {
                 Effect::Prefill { call, event } => self.answer(call, ToClient::Prefill(event)),
                 Effect::Export { call, event } => self.answer(call, ToClient::Export(event)),
                 Effect::Renewed { call, gone, .. } => self.answer(call, ToClient::Renewed(gone)),
-                Effect::Rebound { call, result } => self.answer(call, ToClient::Rebound(result)),
+                Effect::Rebound { call, result } => {
+                    if let Some((request_id, epoch)) = self.rebinding.remove(&call)
+                        && result.is_ok()
+                    {
+                        self.epochs.insert(request_id, epoch);
+                    }
+                    self.answer(call, ToClient::Rebound(result));
+                }
                 Effect::ReadDecided { call, result } => self.decide_read(prefill_idx, call, result),
             }
         }

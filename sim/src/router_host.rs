@@ -11,7 +11,7 @@ use tidemill_core::kv_layout::PROTOCOL_REVISION;
 use tidemill_core::{CallId, Failure, FailureCode, RequestId, Role, Timestamp};
 use tidemill_kv_transfer::export::LeaseRef;
 use tidemill_proto::convert::NodeDescription;
-use tidemill_router::dispatch::{Dispatch, DispatchConfig, Effect, Event, Outside};
+use tidemill_router::dispatch::{Dispatch, DispatchConfig, Effect, Event, Note, Outside};
 use tidemill_router::membership::{self, BookingId, Membership, MembershipConfig};
 use tidemill_router::placement::{SplitPolicy, Target};
 use tidemill_service::discovery::NodeEntry;
@@ -188,6 +188,11 @@ impl World {
             Effect::Report { target, outcome } => {
                 let effects = self.router.membership.report(&target, outcome, self.now);
                 self.do_membership(effects);
+            }
+            Effect::Note(Note::Violation) => {
+                self.violate(format!(
+                    "request {request_idx}: dispatch says that a node broke its rules"
+                ));
             }
             Effect::Note(note) => *self.outcome.notes.entry(note.name()).or_default() += 1,
         }

@@ -8,7 +8,7 @@ use crate::network::{End, Process};
 use crate::prefill_host::at;
 use crate::world::{Occurrence, World};
 use tidemill_core::kv_layout::SlicePlace;
-use tidemill_core::{CallId, Failure, RequestId};
+use tidemill_core::{CallId, Epoch, Failure, RequestId};
 use tidemill_decode_node::node::{Event, PullId};
 use tidemill_kv_transfer::export::{ReadAsk, ReadGrant};
 use tidemill_kv_transfer::transport::{PullOutcome, PullRequest, PullResult};
@@ -18,7 +18,8 @@ use tidemill_prefill_node::node as prefill;
 pub(crate) struct Transfer {
     pull: PullId,
     importer: End,
-    request_id: RequestId,
+    pub(crate) request_id: RequestId,
+    pub(crate) epoch: Epoch,
     /// Where the slices go.
     places: Vec<SlicePlace>,
     /// What the exporter lends; `None` until it has decided and after its last byte.
@@ -53,6 +54,7 @@ impl World {
             pull,
             importer,
             request_id: ask.request_id,
+            epoch: ask.epoch,
             places: ask.places,
             grant: None,
             n_bytes: 0,
@@ -72,6 +74,7 @@ impl World {
         match result {
             Err(failure) => self.answer(call, ToClient::ReadRefused(failure)),
             Ok(grant) => {
+                self.check_granted(call);
                 let is_open = self.network.call(call).is_some();
                 match self.transfers.get_mut(&call) {
                     Some(transfer) if is_open => {
@@ -108,7 +111,7 @@ impl World {
         arena
             .copy_out(at(place.slice, &place), &mut bytes)
             .expect("the core grants blocks of its pool");
-        if std::mem::take(&mut self.corrupts_next) {
+        if self.now < self.corrupts_until && self.rng.chance(200) {
             let byte_idx = usize::try_from(self.rng.below(bytes.len() as u64)).expect("an index");
             bytes[byte_idx] ^= 1 << self.rng.below(8);
             let request_id = transfer.request_id;

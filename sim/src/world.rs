@@ -15,7 +15,7 @@ use crate::schedule::Schedule;
 use crate::transfer::Transfer;
 use std::collections::BTreeMap;
 use tidemill_core::kv_layout::SlicePlace;
-use tidemill_core::{CallId, KvLayout, ReadId, RequestId, Timestamp};
+use tidemill_core::{CallId, Epoch, KvLayout, ReadId, RequestId, Timestamp};
 use tidemill_decode_node::node as decode;
 use tidemill_engine::executor::LayerProgress;
 use tidemill_prefill_node::node as prefill;
@@ -173,8 +173,13 @@ pub(crate) struct World {
     /// Single messages are lost (or doubled) until then.
     pub(crate) drops_until: Timestamp,
     pub(crate) doubles_until: Timestamp,
-    /// The next slice in flight arrives with one byte changed.
-    pub(crate) corrupts_next: bool,
+    /// Slices in flight arrive with one byte changed until then.
+    pub(crate) corrupts_until: Timestamp,
+    /// The attempt behind a call at a decode node.
+    pub(crate) generating: BTreeMap<CallId, RequestId>,
+    /// Rebinds on their way, and the epoch that counts since the last one that was granted.
+    pub(crate) rebinding: BTreeMap<CallId, (RequestId, Epoch)>,
+    pub(crate) epochs: BTreeMap<RequestId, Epoch>,
     pub(crate) outcome: Outcome,
     /// The first broken promise.
     pub(crate) violation: Option<String>,
@@ -401,7 +406,10 @@ impl World {
                 self.end_lent_read(i, call);
                 self.prefill_event(i, prefill::Event::CallEnded { call });
             }
-            Process::Decode(i) => self.decode_event(i, decode::Event::CallEnded { call }),
+            Process::Decode(i) => {
+                self.decode_event(i, decode::Event::CallEnded { call });
+                self.check_abandoned(i, call);
+            }
             Process::Router => {}
         }
     }
@@ -447,19 +455,40 @@ impl World {
     fn take_notice(&mut self, to: Process, notice: Notice) {
         match (to, notice) {
             (Process::Prefill(i), Notice::Cancel(request_id, to)) => {
+                let held = self.prefill_holds(i, request_id);
                 self.prefill_event(i, prefill::Event::Cancel { request_id, to });
+                let holds = self.prefill_holds(i, request_id);
+                self.check_cancelled(Process::Prefill(i), to, (held, holds));
             }
             (Process::Prefill(i), Notice::Release(lease, to)) => {
+                let held = self.prefill_holds(i, lease.request_id);
                 self.prefill_event(i, prefill::Event::Release { lease, to });
+                let holds = self.prefill_holds(i, lease.request_id);
+                if held && !holds {
+                    self.check_right(Process::Prefill(i), to, (lease.request_id, lease.epoch));
+                }
             }
             (Process::Decode(i), Notice::Cancel(request_id, to)) => {
+                let held = self.decode_holds(i, request_id);
                 self.decode_event(i, decode::Event::Cancel { request_id, to });
+                let holds = self.decode_holds(i, request_id);
+                self.check_cancelled(Process::Decode(i), to, (held, holds));
             }
             _ => {}
         }
     }
 
-    fn incarnation_of(&self, process: Process) -> Option<tidemill_core::Incarnation> {
+    pub(crate) fn prefill_holds(&self, prefill_idx: usize, request_id: RequestId) -> bool {
+        let core = self.prefills[prefill_idx].core.as_ref();
+        core.is_some_and(|core| core.holds(request_id))
+    }
+
+    pub(crate) fn decode_holds(&self, decode_idx: usize, request_id: RequestId) -> bool {
+        let core = self.decodes[decode_idx].core.as_ref();
+        core.is_some_and(|core| core.holds(request_id))
+    }
+
+    pub(crate) fn incarnation_of(&self, process: Process) -> Option<tidemill_core::Incarnation> {
         match process {
             Process::Router => None,
             Process::Prefill(i) => self.prefills[i]

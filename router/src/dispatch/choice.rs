@@ -3,6 +3,7 @@
 use super::event::Outside;
 use super::{Dispatch, Hashes, n_prompt_logprobs};
 use crate::placement::{Candidate, Placement, Target, Unplaced, Want, place};
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{RequestId, SequenceSpec, block_hashes};
 
 impl Dispatch {
@@ -47,6 +48,10 @@ impl Dispatch {
                 of_prompt: block_hashes(model_fingerprint, &job.namespace, &job.prompt),
             });
         }
+        let mut emitted = self.emitted.clone();
+        if PlantedBug::EmittedForgotten.is_on() {
+            emitted.clear();
+        }
         let hashes = self.hashes.as_ref().expect("computed just above");
         let mut logprobs = job.logprobs;
         if self.n_prompt_logprobs == n_prompt_logprobs(job) {
@@ -55,7 +60,7 @@ impl Dispatch {
         SequenceSpec {
             request_id,
             prompt: job.prompt.clone(),
-            emitted: self.emitted.clone(),
+            emitted,
             namespace: job.namespace.clone(),
             block_hashes: hashes.of_prompt.clone(),
             sampling: job.sampling.clone(),
