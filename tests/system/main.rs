@@ -1,0 +1,6 @@
+//! The whole system as its operators meet it: real processes, real sockets, real signals.
+//!
+//! Each file is one promise. A binary that is missing fails its tests with the command that builds it.
+#![forbid(unsafe_code)]
+
+mod same_answer;
