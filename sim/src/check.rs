@@ -7,7 +7,8 @@
 use crate::coverage::{FaultKind, Phase};
 use crate::message::{Notice, ToClient};
 use crate::network::Process;
-use crate::world::{Occurrence, World};
+use crate::occurrence::Occurrence;
+use crate::world::World;
 use std::collections::BTreeSet;
 use tidemill_core::{
     CallId, Epoch, FailureCode, FinishReason, Incarnation, RequestId, Timestamp, TokenId,

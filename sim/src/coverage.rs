@@ -86,12 +86,12 @@ pub struct Coverage {
 
 impl Coverage {
     /// A fault has happened.
-    pub fn note_fault(&mut self) {
+    pub(crate) fn note_fault(&mut self) {
         self.n_faults += 1;
     }
 
     /// A fault has met a request.
-    pub fn note(&mut self, fault: FaultKind, phase: Phase) {
+    pub(crate) fn note(&mut self, fault: FaultKind, phase: Phase) {
         *self.counts.entry((fault, phase)).or_default() += 1;
     }
 

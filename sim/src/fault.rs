@@ -2,7 +2,8 @@
 
 use crate::coverage::FaultKind;
 use crate::network::Process;
-use crate::world::{Occurrence, World};
+use crate::occurrence::Occurrence;
+use crate::world::World;
 use crate::{decode_host, prefill_host};
 
 /// One fault. Whom it meets is drawn when it strikes.

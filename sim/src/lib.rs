@@ -13,6 +13,7 @@ mod fault;
 mod host;
 mod message;
 mod network;
+mod occurrence;
 mod prefill_host;
 mod rng;
 mod router_host;

@@ -11,7 +11,7 @@ use tidemill_core::{CallId, Timestamp};
 
 /// Something that lives at an address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Process {
+pub(crate) enum Process {
     /// The router.
     Router,
     /// The prefill node with this index.
@@ -22,22 +22,22 @@ pub enum Process {
 
 /// One life of a process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct End {
+pub(crate) struct End {
     /// Who.
-    pub process: Process,
+    pub(crate) process: Process,
     /// Which life, from 0.
-    pub life: u32,
+    pub(crate) life: u32,
 }
 
 /// An open call.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
+pub(crate) struct Call {
     /// Who asked.
-    pub client: End,
+    pub(crate) client: End,
     /// Who answers.
-    pub server: End,
+    pub(crate) server: End,
     /// The client listens no more; the server has not heard of it yet.
-    pub client_gone: bool,
+    pub(crate) client_gone: bool,
     /// The last time at which something reaches the server; later messages come after it.
     to_server_at: Timestamp,
     /// The same for the client.
@@ -46,7 +46,7 @@ pub struct Call {
 
 /// Links and calls.
 #[derive(Default)]
-pub struct Network {
+pub(crate) struct Network {
     calls: BTreeMap<CallId, Call>,
     n_calls: u64,
     cut: BTreeSet<(Process, Process)>,
@@ -59,7 +59,7 @@ fn pair(a: Process, b: Process) -> (Process, Process) {
 
 impl Network {
     /// Opens a call; its request arrives at the returned time.
-    pub fn open(
+    pub(crate) fn open(
         &mut self,
         client: End,
         server: End,
@@ -81,23 +81,28 @@ impl Network {
     }
 
     /// An open call.
-    pub fn call(&self, id: CallId) -> Option<Call> {
+    pub(crate) fn call(&self, id: CallId) -> Option<Call> {
         self.calls.get(&id).copied()
     }
 
     /// The client listens no more; returns when the server hears of it.
-    pub fn leave(&mut self, id: CallId, now: Timestamp, rng: &mut Rng) -> Option<Timestamp> {
+    pub(crate) fn leave(&mut self, id: CallId, now: Timestamp, rng: &mut Rng) -> Option<Timestamp> {
         self.calls.get_mut(&id)?.client_gone = true;
         self.reach_server(id, now, rng)
     }
 
     /// Takes a call out: nothing of it arrives any more.
-    pub fn close(&mut self, id: CallId) -> Option<Call> {
+    pub(crate) fn close(&mut self, id: CallId) -> Option<Call> {
         self.calls.remove(&id)
     }
 
     /// When a message sent now reaches the call's server.
-    pub fn reach_server(&mut self, id: CallId, now: Timestamp, rng: &mut Rng) -> Option<Timestamp> {
+    pub(crate) fn reach_server(
+        &mut self,
+        id: CallId,
+        now: Timestamp,
+        rng: &mut Rng,
+    ) -> Option<Timestamp> {
         let call = self.calls.get(&id)?;
         let at = now.plus_us(self.delay_us(call.client.process, call.server.process, rng));
         let call = self.calls.get_mut(&id)?;
@@ -106,7 +111,12 @@ impl Network {
     }
 
     /// When a message sent now reaches the call's client.
-    pub fn reach_client(&mut self, id: CallId, now: Timestamp, rng: &mut Rng) -> Option<Timestamp> {
+    pub(crate) fn reach_client(
+        &mut self,
+        id: CallId,
+        now: Timestamp,
+        rng: &mut Rng,
+    ) -> Option<Timestamp> {
         let call = self.calls.get(&id)?;
         let at = now.plus_us(self.delay_us(call.server.process, call.client.process, rng));
         let call = self.calls.get_mut(&id)?;
@@ -115,7 +125,7 @@ impl Network {
     }
 
     /// How long a message takes now.
-    pub fn delay_us(&self, from: Process, to: Process, rng: &mut Rng) -> u64 {
+    pub(crate) fn delay_us(&self, from: Process, to: Process, rng: &mut Rng) -> u64 {
         if self.slow.contains(&pair(from, to)) {
             rng.between(10_000, 3_000_000)
         } else {
@@ -124,34 +134,34 @@ impl Network {
     }
 
     /// True while messages pass between two processes.
-    pub fn is_up(&self, a: Process, b: Process) -> bool {
+    pub(crate) fn is_up(&self, a: Process, b: Process) -> bool {
         !self.cut.contains(&pair(a, b))
     }
 
     /// Cuts a link; returns the open calls that ran over it.
-    pub fn cut(&mut self, a: Process, b: Process) -> Vec<CallId> {
+    pub(crate) fn cut(&mut self, a: Process, b: Process) -> Vec<CallId> {
         self.cut.insert(pair(a, b));
         self.calls_where(|call| pair(call.client.process, call.server.process) == pair(a, b))
     }
 
     /// Slows a link down.
-    pub fn slow(&mut self, a: Process, b: Process) {
+    pub(crate) fn slow(&mut self, a: Process, b: Process) {
         self.slow.insert(pair(a, b));
     }
 
     /// Makes a link good again.
-    pub fn heal(&mut self, a: Process, b: Process) {
+    pub(crate) fn heal(&mut self, a: Process, b: Process) {
         self.cut.remove(&pair(a, b));
         self.slow.remove(&pair(a, b));
     }
 
     /// The open calls of a process.
-    pub fn calls_of(&self, process: Process) -> Vec<CallId> {
+    pub(crate) fn calls_of(&self, process: Process) -> Vec<CallId> {
         self.calls_where(|call| call.client.process == process || call.server.process == process)
     }
 
     /// Open calls.
-    pub fn n_calls(&self) -> usize {
+    pub(crate) fn n_calls(&self) -> usize {
         self.calls.len()
     }
 

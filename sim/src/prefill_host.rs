@@ -3,8 +3,9 @@
 use crate::host::{Host, VOCAB_SIZE};
 use crate::message::{ToClient, ToServer};
 use crate::network::Process;
+use crate::occurrence::Occurrence;
 use crate::rng::Rng;
-use crate::world::{Occurrence, World};
+use crate::world::World;
 use tidemill_core::kv_layout::SlicePlace;
 use tidemill_core::{
     CallId, Capability, Endpoint, Failure, FailureCode, Incarnation, KvLayout, NodeId, ReadId,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tidemill_core::Timestamp;
 
 /// Future occurrences.
-pub struct Schedule<T> {
+pub(crate) struct Schedule<T> {
     items: BTreeMap<(Timestamp, u64), T>,
     n_pushed: u64,
 }
@@ -21,13 +21,13 @@ impl<T> Default for Schedule<T> {
 
 impl<T> Schedule<T> {
     /// Adds an occurrence.
-    pub fn push(&mut self, at: Timestamp, item: T) {
+    pub(crate) fn push(&mut self, at: Timestamp, item: T) {
         self.items.insert((at, self.n_pushed), item);
         self.n_pushed += 1;
     }
 
     /// Takes the next one out.
-    pub fn pop(&mut self) -> Option<(Timestamp, T)> {
+    pub(crate) fn pop(&mut self) -> Option<(Timestamp, T)> {
         self.items.pop_first().map(|((at, _), item)| (at, item))
     }
 }

@@ -6,10 +6,11 @@ use crate::coverage::FaultKind;
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::network::Network;
+use crate::occurrence::Occurrence;
 use crate::rng::Rng;
 use crate::router_host::RouterHost;
 use crate::schedule::Schedule;
-use crate::world::{BEGINNING, Occurrence, Outcome, SimConfig, World};
+use crate::world::{BEGINNING, Outcome, SimConfig, World};
 use crate::{decode_host, prefill_host};
 use std::collections::BTreeMap;
 use tidemill_core::{

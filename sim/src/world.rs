@@ -5,17 +5,16 @@
 
 use crate::check::Tracked;
 use crate::coverage::{Coverage, FaultKind};
-use crate::fault::Fault;
 use crate::host::{Host, StepWork};
 use crate::message::{Notice, ToClient, ToServer};
 use crate::network::{End, Network, Process};
+use crate::occurrence::Occurrence;
 use crate::rng::Rng;
 use crate::router_host::RouterHost;
 use crate::schedule::Schedule;
 use crate::transfer::Transfer;
 use std::collections::BTreeMap;
-use tidemill_core::kv_layout::SlicePlace;
-use tidemill_core::{CallId, Epoch, KvLayout, ReadId, RequestId, Timestamp};
+use tidemill_core::{CallId, Epoch, KvLayout, RequestId, Timestamp};
 use tidemill_decode_node::node as decode;
 use tidemill_engine::executor::LayerProgress;
 use tidemill_prefill_node::node as prefill;
@@ -71,86 +70,6 @@ pub struct Violation {
     pub n_events: u64,
     /// What does not hold.
     pub what: String,
-}
-
-/// Something that happens at a point in time.
-pub(crate) enum Occurrence {
-    Arrive(usize),
-    ClientLeaves(usize),
-    ToServer(CallId, ToServer),
-    ToClient(CallId, ToClient),
-    /// The server of a call hears that its client is gone.
-    ServerLoses(CallId, End),
-    /// The client of a call hears that it is lost.
-    ClientLoses(CallId, End),
-    Notice(Process, Notice),
-    Wake(End),
-    WakeRequest(usize, Timestamp),
-    Layers(End, LayerProgress),
-    StepEnds(End, u64, StepWork),
-    Digest(End, ReadId, Vec<SlicePlace>),
-    CopyOut(CallId, usize),
-    CopyIn(CallId, usize, Vec<u8>),
-    LoadReport(End),
-    Describe(Process),
-    Fault(Fault),
-    Restart(Process),
-    Heal(Process, Process),
-}
-
-impl Occurrence {
-    /// Its kind.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Arrive(_) => "arrive",
-            Self::ClientLeaves(_) => "client leaves",
-            Self::ToServer(..) => "to server",
-            Self::ToClient(..) => "to client",
-            Self::ServerLoses(..) => "server loses",
-            Self::ClientLoses(..) => "client loses",
-            Self::Notice(..) => "notice",
-            Self::Wake(_) => "wake",
-            Self::WakeRequest(..) => "wake request",
-            Self::Layers(..) => "layers",
-            Self::StepEnds(..) => "step ends",
-            Self::Digest(..) => "digest",
-            Self::CopyOut(..) => "copy out",
-            Self::CopyIn(..) => "copy in",
-            Self::LoadReport(_) => "load report",
-            Self::Describe(_) => "describe",
-            Self::Fault(_) => "fault",
-            Self::Restart(_) => "restart",
-            Self::Heal(..) => "heal",
-        }
-    }
-
-    /// For a person who follows a history.
-    pub(crate) fn describe(&self) -> String {
-        let name = self.name();
-        match self {
-            Self::Arrive(i) | Self::ClientLeaves(i) | Self::WakeRequest(i, _) => {
-                format!("{name}: request {i}")
-            }
-            Self::ToServer(call, message) => format!("{name}: {call:?} {message:?}"),
-            Self::ToClient(call, message) => format!("{name}: {call:?} {message:?}"),
-            Self::ServerLoses(call, end) | Self::ClientLoses(call, end) => {
-                format!("{name}: {call:?} {end:?}")
-            }
-            Self::Notice(to, notice) => format!("{name}: {to:?} {notice:?}"),
-            Self::Wake(end) | Self::LoadReport(end) => format!("{name}: {end:?}"),
-            Self::Layers(end, progress) => format!("{name}: {end:?} {progress:?}"),
-            Self::StepEnds(end, step_id, _) => format!("{name}: {end:?} step {step_id}"),
-            Self::Digest(end, job, places) => {
-                format!("{name}: {end:?} {job:?} {} slices", places.len())
-            }
-            Self::CopyOut(call, i) | Self::CopyIn(call, i, _) => {
-                format!("{name}: {call:?} slice {i}")
-            }
-            Self::Describe(process) | Self::Restart(process) => format!("{name}: {process:?}"),
-            Self::Fault(fault) => format!("{name}: {:?}", fault.kind),
-            Self::Heal(a, b) => format!("{name}: {a:?} {b:?}"),
-        }
-    }
 }
 
 /// Everything that exists.
@@ -241,8 +160,8 @@ impl World {
         match occurrence {
             Occurrence::Arrive(request_idx) => self.arrive(request_idx),
             Occurrence::ClientLeaves(request_idx) => self.client_leaves(request_idx),
-            Occurrence::ToServer(call, message) => self.reach_server(call, message),
-            Occurrence::ToClient(call, message) => self.reach_client(call, message),
+            Occurrence::ToServer(call, message) => self.reach_server(call, *message),
+            Occurrence::ToClient(call, message) => self.reach_client(call, *message),
             Occurrence::ServerLoses(call, server) => self.server_loses(call, server),
             Occurrence::ClientLoses(call, client) => self.client_loses(call, client),
             Occurrence::Notice(process, notice) => self.take_notice(process, notice),
@@ -321,7 +240,8 @@ impl World {
         } else if !self.network.is_up(client.process, server.process) {
             self.after(2_000_000, Occurrence::ClientLoses(call, client));
         } else {
-            self.schedule.push(at, Occurrence::ToServer(call, message));
+            self.schedule
+                .push(at, Occurrence::ToServer(call, Box::new(message)));
         }
         call
     }
@@ -329,7 +249,8 @@ impl World {
     /// Sends an answer; into nowhere when the call is over.
     pub(crate) fn answer(&mut self, call: CallId, message: ToClient) {
         if let Some(at) = self.network.reach_client(call, self.now, &mut self.rng) {
-            self.schedule.push(at, Occurrence::ToClient(call, message));
+            self.schedule
+                .push(at, Occurrence::ToClient(call, Box::new(message)));
         }
     }
 

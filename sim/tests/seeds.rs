@@ -3,6 +3,8 @@
 //! `TIDEMILL_SIM_SEED=17 cargo test -p tidemill-sim --test seeds one_seed -- --nocapture` replays one history, with
 //! `TIDEMILL_SIM_TRACE=1` event by event. `TIDEMILL_SOAK=1` runs the long form.
 
+#![allow(clippy::print_stdout, reason = "a test prints what it covered")]
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_core::planted::{PlantedBug, plant};

@@ -22,8 +22,20 @@ const REPLACED: &[(&str, &str)] = &[
     ("microbatch", "step"),
 ];
 
-/// Words of the standard library or of a library that we call.
-const FOREIGN: &[&str] = &["num", "swap", "swap_bytes", "hyper_util", "tokio_util"];
+/// Words of the standard library, of a library that we call, or of a file format.
+const FOREIGN: &[&str] = &[
+    "HugePage",
+    "http_body_util",
+    "hyper_util",
+    "num",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_permits",
+    "swap",
+    "swap_bytes",
+    "tokio_util",
+];
 
 /// What docs/glossary.md has to explain.
 const GLOSSARY: &[&str] = &[
