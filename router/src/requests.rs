@@ -124,6 +124,13 @@ impl Requests {
     }
 }
 
+impl Requests {
+    /// Seconds after which a refused client should ask again: longer, the more requests wait.
+    pub fn retry_after_s(&self) -> u64 {
+        self.admission.retry_after_s()
+    }
+}
+
 /// The answers to one job. Dropping it cancels the job.
 pub struct Answers {
     receiver: mpsc::Receiver<Answer>,

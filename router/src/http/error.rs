@@ -41,6 +41,13 @@ impl ApiError {
         }
     }
 
+    /// Asks the client to come back after `seconds`, where it is asked to come back at all.
+    #[must_use]
+    pub(crate) fn with_patience(mut self, seconds: u64) -> Self {
+        self.retry_after = self.retry_after.map(|_| Duration::from_secs(seconds));
+        self
+    }
+
     /// 400: field `param` does not hold.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
@@ -130,6 +137,16 @@ pub(super) fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patience_is_asked_of_refused_clients_only() {
+        let busy: ApiError = Failure::new(FailureCode::Overloaded, "full").into();
+        let shown = busy.with_patience(7).response();
+        assert_eq!(shown.headers()[header::RETRY_AFTER], "7");
+        let wrong: ApiError = Failure::new(FailureCode::InvalidRequest, "no").into();
+        let shown = wrong.with_patience(7).response();
+        assert!(!shown.headers().contains_key(header::RETRY_AFTER));
+    }
 
     #[test]
     fn the_body_has_the_four_keys() {

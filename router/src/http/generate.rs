@@ -153,7 +153,9 @@ impl Running {
         let mut events = Vec::with_capacity(plan.choices.len());
         for (index, (job, choice)) in plan.choices.into_iter().enumerate() {
             // On a refusal the choices before this one are dropped, and so cancelled.
-            let answers = app.requests.submit(job)?;
+            let refused =
+                |failure| ApiError::from(failure).with_patience(app.requests.retry_after_s());
+            let answers = app.requests.submit(job).map_err(refused)?;
             let told = choice::events(choice, answers);
             events.push(told.map(move |event| (index, event)).boxed());
         }
