@@ -200,14 +200,15 @@ async fn report(reports: &mpsc::Sender<Input>, event: Event) {
     let _ = reports.send(Input::Event(event)).await;
 }
 
+/// The exporter, or the way to it, is lost. The router hears of it from this node, whose own health it does not touch.
 fn lost(why: &str) -> Failure {
-    Failure::new(FailureCode::Unavailable, why)
+    Failure::new(FailureCode::TransferFailed, why)
 }
 
 fn refused(status: &tonic::Status) -> Failure {
     let code = match status.code() {
         tonic::Code::InvalidArgument => FailureCode::InvalidRequest,
-        _ => FailureCode::Unavailable,
+        _ => FailureCode::TransferFailed,
     };
     Failure::new(code, format!("the exporter: {}", status.message()))
 }
@@ -244,4 +245,19 @@ fn read_export_event(wire: v1::ExportEvent) -> Result<ExportEvent, ConvertError>
         }),
         Wire::Failed(failure) => ExportEvent::Failed(failure.into()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_exporter_is_a_failed_transfer_and_not_the_importers_end() {
+        let broken = tonic::Status::unknown("h2 protocol error");
+        for failure in [refused(&broken), lost("no answer")] {
+            assert_eq!(failure.code, FailureCode::TransferFailed);
+        }
+        let status = tonic::Status::invalid_argument("capability is missing");
+        assert_eq!(refused(&status).code, FailureCode::InvalidRequest);
+    }
 }

@@ -7,7 +7,7 @@ use crate::bind_guard::{self, OpenBind};
 use crate::telemetry::LogFormat;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use tidemill_core::{KvDtype, NodeId, Role};
+use tidemill_core::{Incarnation, KvDtype, NodeId, Role};
 
 /// Flags of `prefill-node`, `decode-node` and `tidemill node`.
 #[derive(clap::Args, Clone, Debug)]
@@ -211,7 +211,11 @@ impl NodeFlags {
     /// What the flags amount to for a model with this name of its own.
     pub fn shape(&self, role: Role, own_name: &str, text_fingerprint: [u8; 32]) -> NodeShape {
         let by_address = || {
-            let name = format!("{}-{}", role.name(), self.listen).replace(['[', ']'], "");
+            let mut name = format!("{}-{}", role.name(), self.listen).replace(['[', ']'], "");
+            if self.listen.ends_with(":0") {
+                // Every node whose port is still to be chosen has this address; a name is one node's.
+                name = format!("{name}-{:08x}", Incarnation::random().0 as u32);
+            }
             NodeId::new(name).unwrap_or_else(|_| {
                 NodeId::new(role.name()).expect("the name of a role is a node id")
             })
@@ -311,6 +315,14 @@ mod tests {
         let shape = flags.shape(Role::Decode, "own", [1; 32]);
         assert_eq!(shape.node_id.as_str(), "decode-127.0.0.1:7001");
         assert!(shape.n_threads > 0);
+    }
+
+    #[test]
+    fn two_nodes_without_a_port_of_their_own_have_two_names() {
+        let flags = parse(&["--listen", "127.0.0.1:0"]).expect("valid");
+        let name = || flags.shape(Role::Decode, "own", [1; 32]).node_id;
+        assert!(name().as_str().starts_with("decode-127.0.0.1:0-"));
+        assert_ne!(name(), name());
     }
 
     #[test]
