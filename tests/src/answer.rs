@@ -47,6 +47,8 @@ pub struct Answer {
     pub usage: Option<Value>,
     /// How it ended.
     pub end: End,
+    /// What was said to a person, when it failed.
+    pub message: String,
 }
 
 impl Answer {
@@ -57,6 +59,7 @@ impl Answer {
             finish_reason: None,
             usage: None,
             end,
+            message: String::new(),
         }
     }
 
@@ -162,6 +165,7 @@ impl Events {
             let code = chunk["error"]["code"].as_str();
             let code = code.context("an error without a code")?.to_owned();
             self.answer.end = End::Error { code };
+            self.answer.message = chunk["error"]["message"].to_string();
             return Ok(true);
         }
         if chunk["usage"].is_object() {
@@ -234,10 +238,15 @@ fn refused(answering: Answering) -> Result<Answer> {
     for key in ["message", "type", "code"] {
         ensure!(error[key].is_string(), "{error} has no {key}");
     }
-    Ok(Answer::ended(End::Refused {
+    let end = End::Refused {
         status: response.status,
         code: error["code"].as_str().unwrap_or_default().to_owned(),
-    }))
+    };
+    let message = error["message"].to_string();
+    Ok(Answer {
+        message,
+        ..Answer::ended(end)
+    })
 }
 
 /// Asks and reads the whole stream.

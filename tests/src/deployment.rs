@@ -12,6 +12,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tidemill_core::Role;
 
+/// A node that has just become ready is known to the router within this time; one that was lost a moment ago is asked
+/// again after a pause.
+const KNOWN_PATIENCE: Duration = Duration::from_secs(20);
+
 /// What a deployment is to be.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -101,7 +105,7 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// Starts all of it, nodes first, and waits until a request goes through.
+    /// Starts all of it, nodes first, and waits until the router knows all nodes.
     ///
     /// # Errors
     /// When a process does not come up.
@@ -124,10 +128,32 @@ impl Deployment {
         arguments.extend(["--nodes".to_owned(), entries.join(",")]);
         arguments.extend(shape.router_flags.iter().map(|flag| (*flag).to_owned()));
         let router = Member::start("router", arguments)?;
-        Ok(Self {
+        let deployment = Self {
             router,
             prefill,
             decode,
+        };
+        deployment.wait_known(KNOWN_PATIENCE)?;
+        Ok(deployment)
+    }
+
+    /// Waits until the router gives work to every node.
+    ///
+    /// # Errors
+    /// Says how many of which role it knows.
+    pub fn wait_known(&self, patience: Duration) -> Result<()> {
+        wait_until(patience, || {
+            let metrics = self.router.metrics()?;
+            for (role, nodes) in [("prefill", &self.prefill), ("decode", &self.decode)] {
+                let label = format!("role=\"{role}\"");
+                let n_known = metrics.sum_where("tidemill_router_nodes", &label)?;
+                let n_nodes = nodes.len();
+                ensure!(
+                    n_known == n_nodes as f64,
+                    "the router knows {n_known} of {n_nodes} {role} nodes"
+                );
+            }
+            Ok(())
         })
     }
 
@@ -164,15 +190,19 @@ impl Deployment {
     ///
     /// # Errors
     /// Names the first gauge that is not.
-    pub fn wait_idle(&self, patience: Duration) -> Result<()> {
+    pub fn wait_idle(&mut self, patience: Duration) -> Result<()> {
         wait_until(patience, || {
             let n_open = self
                 .router
                 .metrics()?
                 .sum("tidemill_router_open_requests")?;
             ensure!(n_open == 0.0, "the router has {n_open} open requests");
-            let mut nodes = self.prefill.iter().chain(&self.decode);
-            nodes.try_for_each(check_idle)
+            for node in self.prefill.iter_mut().chain(&mut self.decode) {
+                if node.process.is_running()? {
+                    check_idle(node)?;
+                }
+            }
+            Ok(())
         })
     }
 
@@ -232,6 +262,15 @@ pub fn greedy(prompt: &str, max_tokens: u32) -> Value {
         "ignore_eos": true,
         "logprobs": 2,
     })
+}
+
+/// The same with tokens drawn by chance, from a seed: a text of many different tokens, each of which depends on all
+/// before it.
+pub fn seeded(prompt: &str, max_tokens: u32) -> Value {
+    let mut body = greedy(prompt, max_tokens);
+    body["temperature"] = json!(1);
+    body["seed"] = json!(20);
+    body
 }
 
 /// `tidemill serve` with more flags, and where it answers.

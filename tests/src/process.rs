@@ -22,6 +22,9 @@ const OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Ticks of `/proc/<pid>/stat` in a second, on every Linux that we build for.
 const TICKS_PER_SECOND: u64 = 100;
 
+/// When this variable is set, every process's last words are shown at its end.
+const SHOW_LOGS: &str = "TIDEMILL_TEST_LOGS";
+
 /// Where a binary of this workspace lies: beside the test's own.
 ///
 /// # Errors
@@ -242,8 +245,9 @@ impl Drop for Process {
         // It may have ended already; there is nobody left to tell.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- {} said:\n{}", self.name, tail(&self.stderr()));
+        if std::thread::panicking() || std::env::var_os(SHOW_LOGS).is_some() {
+            let tail = tail(&self.stderr());
+            eprintln!("--- {} {} said:\n{tail}", self.name, self.child.id());
         }
     }
 }

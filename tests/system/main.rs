@@ -3,4 +3,10 @@
 //! Each file is one promise. A binary that is missing fails its tests with the command that builds it.
 #![forbid(unsafe_code)]
 
+mod cancels;
+mod ends;
+mod faults;
+mod hostile;
+mod idle;
+mod privacy;
 mod same_answer;

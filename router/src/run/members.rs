@@ -3,6 +3,7 @@
 //! Requests read candidates and book their calls through the same lock, for as long as it takes to look at a list;
 //! what their reports want done is left for the loop, which is woken. A booking is a guard: it ends with its call.
 
+use super::metrics::NodeCounts;
 use crate::dispatch::Outcome;
 use crate::membership::{BookingId, Change, Effect, Event, Membership};
 use crate::node_client::NodeCalls;
@@ -112,6 +113,7 @@ pub(super) struct MemberLoop {
     members: Arc<Members>,
     calls: Arc<NodeCalls>,
     admin: Admin,
+    counts: NodeCounts,
     questions: JoinSet<()>,
     watches: HashMap<NodeEntry, AbortHandle>,
     sender: mpsc::Sender<Event>,
@@ -128,6 +130,7 @@ impl MemberLoop {
         let this = Self {
             members,
             calls,
+            counts: admin.register(NodeCounts::new),
             admin,
             questions: JoinSet::new(),
             watches: HashMap::new(),
@@ -173,6 +176,7 @@ impl MemberLoop {
         }
         if !is_report || now.since_us(self.checked_at) >= READY_CHECK_US {
             self.checked_at = now;
+            self.counts.set(&self.members.candidates());
             self.admin.set_missing(self.members.missing());
         }
     }

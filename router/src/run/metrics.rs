@@ -2,12 +2,14 @@
 //! client feels, TTFT and ITL.
 
 use crate::dispatch::{Note, Usage};
+use crate::placement::Candidate;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use tidemill_core::Role;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct EndLabels {
@@ -17,6 +19,34 @@ struct EndLabels {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct NoteLabels {
     event: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RoleLabels {
+    role: &'static str,
+}
+
+/// Nodes that take work, by role: what an operator watches while nodes come and go.
+#[derive(Default)]
+pub(super) struct NodeCounts(Family<RoleLabels, Gauge>);
+
+impl NodeCounts {
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let counts = Self::default();
+        let family = counts.0.clone();
+        registry.register("tidemill_router_nodes", "Nodes that take work now", family);
+        counts.set(&[]);
+        counts
+    }
+
+    pub(super) fn set(&self, candidates: &[Candidate]) {
+        for role in [Role::Prefill, Role::Decode] {
+            let n_nodes = candidates.iter().filter(|node| node.role == role).count();
+            let labels = RoleLabels { role: role.name() };
+            let count = i64::try_from(n_nodes).unwrap_or(i64::MAX);
+            self.0.get_or_create(&labels).set(count);
+        }
+    }
 }
 
 /// The router's metrics. Clones share them.
