@@ -35,11 +35,11 @@ test-needs: model
 	 python3 tests/scripts/gguf_to_safetensors.py "$(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf" "$(FLOAT_MODEL)"; }
 
 test: test-needs ## every test, sampled to fit about 20 minutes on 2 cores
-	cargo build --locked -p tidemill-cli -p tidemill-router -p tidemill-prefill-node -p tidemill-decode-node
+	cargo build --workspace --locked --bins --tests
 	cargo test --workspace --locked --no-fail-fast
 
 soak: test-needs ## the long form of every sampled check; writes docs/soak.md
-	cargo build --locked -p tidemill-cli -p tidemill-router -p tidemill-prefill-node -p tidemill-decode-node
+	cargo build --workspace --locked --bins --tests
 	tests/scripts/soak.sh
 
 bench: model ## kernel and model speed beside their limits
