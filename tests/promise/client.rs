@@ -37,7 +37,7 @@ pub(crate) struct Answer {
     pub(crate) prompt_logprobs: Vec<v1::PromptLogprob>,
     /// Prompt tokens that the node that prefills had already.
     pub(crate) n_cached_tokens: u32,
-    /// Tokens that were fed, again after a preemption included.
+    /// Tokens that were fed as a prompt, after a preemption too.
     pub(crate) n_computed_tokens: u32,
     /// Prompt tokens that the decode node had already; 0 without a hand-off.
     pub(crate) n_local_tokens: u32,

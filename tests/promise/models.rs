@@ -16,12 +16,9 @@ pub(crate) struct Tiny {
 }
 
 impl Tiny {
-    /// Four layers, so that more than one layer group travels; `label` tells apart tests that run at the same time.
+    /// `label` tells apart tests that run at the same time.
     pub(crate) fn new(label: &str, weight_type: WeightType) -> Self {
-        let spec = TinySpec {
-            n_layers: 4,
-            ..TinySpec::new(7, weight_type)
-        };
+        let spec = TinySpec::new(7, weight_type);
         let name = format!("tidemill-promise-{}-{label}.gguf", std::process::id());
         let path = std::env::temp_dir().join(name);
         write_gguf(&path, &spec).expect("the temporary directory is writable");

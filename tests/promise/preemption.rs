@@ -13,17 +13,20 @@ use tidemill_kernels::cpu::Isa;
 use tidemill_model_files::WeightType;
 
 const N_REQUESTS: u64 = 6;
-/// Three blocks before the first token.
-const N_PROMPT: usize = 40;
-/// Six blocks at the end.
-const N_OUTPUT: u32 = 50;
-/// For the decode node: three at once begin, and two can end.
-const N_BLOCKS: u32 = 13;
+/// Long enough that all of them are at work together, however late the last one comes.
+const N_OUTPUT: u32 = 150;
+/// The requests have three or four blocks before the first token and 12 or 13 at the end: all of them can begin
+/// together, and two can end so.
+const N_BLOCKS: u32 = 30;
 
-/// True when some of its tokens were fed twice.
-fn was_preempted(answer: &Answer) -> bool {
-    let n_fed = answer.n_cached_tokens + answer.n_computed_tokens;
-    n_fed > u32::try_from(N_PROMPT).expect("few") + N_OUTPUT
+/// Of different lengths, so that they do not come to the end of a block at the same time.
+fn n_prompt(salt: u64) -> usize {
+    33 + 5 * usize::try_from(salt).expect("few")
+}
+
+/// True when tokens were fed as a prompt that are no prompt: what had been decoded was computed again.
+fn was_preempted(ask: &Ask, answer: &Answer) -> bool {
+    (answer.n_cached_tokens + answer.n_computed_tokens) as usize > ask.prompt.len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,40 +35,44 @@ async fn preemption_changes_no_token() {
     let vocab_size = model.facts(KvDtype::F16).vocab_size;
     let mut bare = Bare::new(&model, KvDtype::F16, 1);
     let mut findings = Findings::default();
-    for way in WAYS {
-        for chunk in [16, 4096] {
-            let setup = Setup {
-                way,
-                chunk,
-                isa: Isa::detect(),
-                n_threads: 1,
-                kv_dtype: KvDtype::F16,
-                n_blocks: N_BLOCKS,
-            };
-            let mut n_preempted = 0;
-            for round in 0..if is_soak() { 20 } else { 2 } {
+    for round in 0..if is_soak() { 20 } else { 2 } {
+        let asks: Vec<Ask> = (0..N_REQUESTS)
+            .map(|salt| {
+                let sampling = match salt % 2 {
+                    0 => SamplingParams::greedy(),
+                    _ => seeded(salt),
+                };
+                let prompt = prompt(n_prompt(salt), round * 100 + salt, vocab_size);
+                Ask::new(prompt, N_OUTPUT, sampling)
+            })
+            .collect();
+        let wanted: Vec<_> = asks.iter().map(|ask| bare.draw(ask)).collect();
+        for way in WAYS {
+            for chunk in [16, 4096] {
+                let setup = Setup {
+                    way,
+                    chunk,
+                    isa: Isa::detect(),
+                    n_threads: 1,
+                    kv_dtype: KvDtype::F16,
+                    n_blocks: N_BLOCKS,
+                };
                 let deployment = Deployment::start(&model, &setup).await;
-                let mut running = Vec::new();
-                for salt in 0..N_REQUESTS {
-                    let sampling = match salt % 2 {
-                        0 => SamplingParams::greedy(),
-                        _ => seeded(salt),
-                    };
-                    let prompt = prompt(N_PROMPT, round * 100 + salt, vocab_size);
-                    let ask = Ask::new(prompt, N_OUTPUT, sampling);
-                    let (at, asked) = (deployment.connections(), ask.clone());
-                    let answer = tokio::spawn(async move { client::ask(&at, &asked).await });
-                    running.push((ask, answer));
+                let spawned = asks.iter().map(|ask| {
+                    let (at, ask) = (deployment.connections(), ask.clone());
+                    tokio::spawn(async move { client::ask(&at, &ask).await })
+                });
+                let running: Vec<_> = spawned.collect();
+                let mut n_preempted = 0;
+                for (running, (ask, wanted)) in running.into_iter().zip(asks.iter().zip(&wanted)) {
+                    let answer = running.await.unwrap_or_else(|error| Err(error.to_string()));
+                    findings.compare(&format!("{setup} {ask:?}"), wanted, &answer);
+                    n_preempted +=
+                        u32::from(answer.is_ok_and(|answer| was_preempted(ask, &answer)));
                 }
-                for (ask, answer) in running {
-                    let answer = answer.await.unwrap_or_else(|error| Err(error.to_string()));
-                    let wanted = bare.draw(&ask);
-                    findings.compare(&format!("{setup} {ask:?}"), &wanted, &answer);
-                    n_preempted += u32::from(answer.is_ok_and(|answer| was_preempted(&answer)));
-                }
+                findings.expect(&setup, n_preempted > 0, "nothing was preempted");
                 deployment.end().await;
             }
-            findings.expect(&setup, n_preempted > 0, "nothing was preempted");
         }
     }
     findings.assert_none();
