@@ -53,7 +53,7 @@ lint: ## what CI checks besides the tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	cargo deny --offline check bans licenses sources
+	cargo deny check bans licenses sources
 
 clean: ## remove build output (the model cache stays)
 	cargo clean
