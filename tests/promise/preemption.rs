@@ -1,5 +1,5 @@
-//! Too little memory: sequences lose their blocks in the middle of an answer and are computed again, and nobody can tell
-//! from the tokens.
+//! Too little memory: sequences lose their blocks in the middle of an answer and are computed again, and nobody can
+//! tell from the tokens.
 
 use crate::ask::{Ask, is_soak, prompt, seeded};
 use crate::axes::{Setup, WAYS};

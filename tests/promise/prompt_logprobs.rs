@@ -1,5 +1,5 @@
-//! Log-probabilities of a prompt (`max_tokens` 0): the same bits whatever the chunk size, and whatever lies in the prefix
-//! cache, which such a request passes by.
+//! Log-probabilities of a prompt (`max_tokens` 0): the same bits whatever the chunk size, and whatever lies in the
+//! prefix cache, which such a request passes by.
 
 use crate::ask::{Ask, prompt, seeded};
 use crate::axes::{CHUNKS, KV_DTYPES, Setup, WAYS};

@@ -18,9 +18,9 @@ use tidemill_kernels::cpu::Isa;
 /// Longer than the second longest chunk.
 const N_PROMPT: usize = 70;
 const N_OUTPUT: u32 = 6;
-/// For the scalar path: more than a block, and a token beyond the first.
-const N_SHORT_PROMPT: usize = 18;
-const N_SHORT_OUTPUT: u32 = 2;
+/// For the scalar path: more than two blocks, and some tokens beyond the first.
+const N_SHORT_PROMPT: usize = 35;
+const N_SHORT_OUTPUT: u32 = 4;
 
 /// One copy of the weights for all tests of this file.
 fn model() -> Arc<Model> {
