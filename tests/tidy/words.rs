@@ -34,6 +34,7 @@ const FOREIGN: &[&str] = &[
     "num_permits",
     "swap",
     "swap_bytes",
+    "swap_remove",
     "tokio_util",
 ];
 
