@@ -9,6 +9,7 @@ mod pull;
 mod serve;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 use tidemill_service::config;
 
@@ -58,7 +59,8 @@ fn main() -> ExitCode {
 }
 
 fn end_with(error: &anyhow::Error, status: i32) -> ExitCode {
-    eprintln!("tidemill: {error:#}");
+    // Nobody reads a closed standard error.
+    let _ = writeln!(std::io::stderr(), "tidemill: {error:#}");
     ExitCode::from(u8::try_from(status).unwrap_or(1))
 }
 

@@ -35,6 +35,8 @@ pub fn start(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("log filter {filter:?}: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // Else a log line that nobody reads any more (a collector that has ended) would panic where it is written.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => builder.try_init(),

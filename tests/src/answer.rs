@@ -118,7 +118,10 @@ impl Events {
     ///
     /// # Errors
     /// The answer itself when it is no stream, else what broke.
-    #[expect(clippy::result_large_err, reason = "a refusal is an answer like any other")]
+    #[expect(
+        clippy::result_large_err,
+        reason = "a refusal is an answer like any other"
+    )]
     pub fn open(address: SocketAddr, path: &str, body: &Value) -> Result<Self, Answer> {
         let mut body = body.clone();
         body["stream"] = json!(true);

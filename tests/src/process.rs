@@ -97,6 +97,24 @@ impl Process {
     /// # Errors
     /// When the binary is missing or does not start.
     pub fn spawn<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Result<Self> {
+        let mut process = Self::start(name, arguments)?;
+        let err = process.child.stderr.take();
+        let err = err.expect("standard error is piped");
+        process.readers.push(collect(err, &process.stderr));
+        Ok(process)
+    }
+
+    /// The same, but whoever was to read its log is gone.
+    ///
+    /// # Errors
+    /// As for [`Process::spawn`].
+    pub fn spawn_unheard<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Result<Self> {
+        let mut process = Self::start(name, arguments)?;
+        drop(process.child.stderr.take());
+        Ok(process)
+    }
+
+    fn start<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Result<Self> {
         let mut command = Command::new(binary(name)?);
         command.args(arguments);
         for (key, _) in std::env::vars_os() {
@@ -111,14 +129,13 @@ impl Process {
             .spawn()
             .with_context(|| format!("{name} does not start"))?;
         let out = child.stdout.take().expect("standard output is piped");
-        let err = child.stderr.take().expect("standard error is piped");
-        let (stdout, stderr) = (Lines::default(), Lines::default());
-        let readers = vec![collect(out, &stdout), collect(err, &stderr)];
+        let stdout = Lines::default();
+        let readers = vec![collect(out, &stdout)];
         Ok(Self {
             name: name.to_owned(),
             child,
             stdout,
-            stderr,
+            stderr: Lines::default(),
             readers,
         })
     }

@@ -37,7 +37,9 @@ fn leave_at_random(address: SocketAddr, seed: u64, n_requests: usize) -> Result<
             false => bytes.len(),
         };
         stream.write_all(&bytes[..n_sent])?;
-        std::thread::sleep(Duration::from_micros(rng.random_range(0..60_000)));
+        // Moments of every scale: before the request is read, while it waits, between its tokens.
+        let longest_us = [1_000, 20_000, 150_000][rng.random_range(0..3)];
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..longest_us)));
         // Half of them close, half reset: unread bytes make a reset of a close.
         if rng.random_bool(0.5) {
             // The server may have answered and closed already.

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
-use tidemill_tests::answer::{COMPLETIONS, End, Events, ask};
+use tidemill_tests::answer::{COMPLETIONS, End, Events, ask, ask_stream};
 use tidemill_tests::deployment::{Deployment, Shape, greedy, serve};
 use tidemill_tests::http;
 use tidemill_tests::model::{ModelFile, Scratch};
@@ -253,5 +253,39 @@ fn a_second_signal_ends_at_once() -> Result<()> {
     ensure!(status.code() == Some(130), "{status}");
     let answer = events.finish()?;
     ensure!(answer.end == End::Broken, "{:?}", answer.end);
+    Ok(())
+}
+
+/// Whoever reads the logs may end first. No line that nobody reads may keep a process from its work or from its drain.
+#[test]
+fn a_log_that_nobody_reads_is_no_reason_to_stop() -> Result<()> {
+    let model = ModelFile::tiny()?;
+    let path = model.argument()?;
+    let listen = [
+        "--listen",
+        "127.0.0.1:0",
+        "--log",
+        "debug",
+        "--model",
+        &path,
+    ];
+    let mut decode = Process::spawn_unheard("decode-node", &listen)?;
+    let entry = format!("decode={}", decode.ready()?.listen);
+    let flags = [&listen[..], &["--nodes", &entry, "--split", "never"]].concat();
+    let mut router = Process::spawn_unheard("router", &flags)?;
+    let address = router.ready()?.listen;
+    for stream in [true, false] {
+        let body = greedy("unheard", 8);
+        let answer = match stream {
+            true => ask_stream(address, COMPLETIONS, &body)?,
+            false => ask(address, COMPLETIONS, &body)?,
+        };
+        ensure!(answer.end == End::Done, "{:?}", answer.end);
+    }
+    for process in [&mut router, &mut decode] {
+        process.signal(Signal::TERM)?;
+        let status = process.wait_exit(PATIENCE)?;
+        ensure!(status.code() == Some(0), "{status}");
+    }
     Ok(())
 }

@@ -94,7 +94,7 @@ fn b046_garbage_at_any_port_costs_only_its_connection() -> Result<()> {
     for member in deployment.members() {
         for address in ports(member.process.pid())? {
             n_ports += 1;
-            for seed in 0..sampled(2, 200) as u64 {
+            for seed in 0..sampled(2, 20) as u64 {
                 for (i, bytes) in garbage(seed).iter().enumerate() {
                     let stream = throw(address, bytes)
                         .with_context(|| format!("{} at {address}", member.ready.role))?;
