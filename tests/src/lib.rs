@@ -2,7 +2,8 @@
 //!
 //! The tests themselves lie beside `src/`, one folder a suite: `tidy/` holds the house to its drawing, `system/`
 //! runs real binaries. Everything here blocks: a test is a person at a terminal, who starts programs, waits, and
-//! pulls plugs. Every wait has a deadline, and what misses it says what was seen instead.
+//! pulls plugs. Every wait has a deadline, and what misses it says what was seen instead. `TIDEMILL_TEST_LOGS=1` with
+//! `--nocapture` shows the last words of every process.
 #![forbid(unsafe_code)]
 
 pub mod answer;

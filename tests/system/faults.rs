@@ -21,7 +21,7 @@ const LEASE_PATIENCE: Duration = Duration::from_secs(45);
 
 /// A prompt of many chunks, none of which another prompt shares.
 fn prompt(name: &str) -> String {
-    format!("{name}: {}", "the tide turns the mill, ".repeat(100))
+    format!("{name}: {}", "the tide turns the mill, ".repeat(160))
 }
 
 fn shape(n_prefill: usize, n_decode: usize, split: &'static str) -> Shape {
@@ -70,6 +70,8 @@ fn disturbed(
     (prompt, stream): (&str, bool),
     disturb: impl FnOnce(&mut Deployment) -> Result<()>,
 ) -> Result<Answer> {
+    // Gauges that still show the request before would lead to the wrong node.
+    deployment.wait_idle(LEASE_PATIENCE)?;
     let address = deployment.address();
     let body = seeded(prompt, 48);
     std::thread::scope(|scope| {
@@ -135,6 +137,12 @@ fn kill_decoder(deployment: &mut Deployment) -> Result<()> {
     kill(deployment, Role::Decode, idx)
 }
 
+/// How often the router has helped itself.
+fn n_recovered(deployment: &Deployment) -> Result<f64> {
+    let events = ["retry", "take_over", "resume"].into_iter();
+    events.map(|event| deployment.n_events(event)).sum()
+}
+
 /// Starts every node again that has ended, and waits until the router knows it.
 fn restart_lost(deployment: &mut Deployment) -> Result<()> {
     for role in [Role::Prefill, Role::Decode] {
@@ -155,12 +163,12 @@ fn another_node_of_the_role_finishes_the_same_text() -> Result<()> {
     let mut deployment = Deployment::start(&model, &shape(2, 2, "require"))?;
     let got = disturbed(&mut deployment, (&prompt("one"), true), kill_exporter)?;
     check_same(&got, &wanted[0]).context("prefill lost while its blocks are read")?;
-    ensure!(deployment.n_events("retry")? >= 1.0, "nothing was retried");
+    ensure!(n_recovered(&deployment)? >= 1.0, "nothing was retried");
 
     let got = disturbed(&mut deployment, (&prompt("two"), false), kill_importer)?;
     check_same(&got, &wanted[1]).context("decode lost before its first token")?;
-    let n_recovered = deployment.n_events("take_over")? + deployment.n_events("retry")?;
-    ensure!(n_recovered >= 2.0, "nobody took over");
+    // On a busy machine the kill may come when the first token is already there.
+    ensure!(n_recovered(&deployment)? >= 2.0, "nobody took over");
 
     // The lost ones come back under their addresses, so that there is a second node again.
     restart_lost(&mut deployment)?;
@@ -170,10 +178,12 @@ fn another_node_of_the_role_finishes_the_same_text() -> Result<()> {
     Ok(())
 }
 
+type Kill = fn(&mut Deployment) -> Result<()>;
+
 #[test]
 fn without_another_node_the_answer_ends_openly() -> Result<()> {
     let model = ModelFile::slow()?;
-    let kills: [(&str, fn(&mut Deployment) -> Result<()>); 3] = [
+    let kills: [(&str, Kill); 3] = [
         ("prefill", kill_exporter),
         ("decode before its first token", kill_importer),
         ("decode between two tokens", kill_decoder),
@@ -306,7 +316,7 @@ fn a_node_lost_at_a_random_moment_changes_nothing() -> Result<()> {
             true => Role::Prefill,
             false => Role::Decode,
         };
-        let delay = Duration::from_millis(rng.random_range(0..700));
+        let delay = Duration::from_millis(rng.random_range(0..1_000));
         let stream = rng.random_bool(0.5);
         let got = disturbed(&mut deployment, (&prompt(name), stream), |deployment| {
             kill_after(deployment, role, delay)
@@ -315,10 +325,7 @@ fn a_node_lost_at_a_random_moment_changes_nothing() -> Result<()> {
         check_same(&got, wanted).with_context(what)?;
         restart_lost(&mut deployment)?;
     }
-    let mut n_recovered = 0.0;
-    for event in ["retry", "take_over", "resume"] {
-        n_recovered += deployment.n_events(event)?;
-    }
+    let n_recovered = n_recovered(&deployment)?;
     ensure!(n_recovered >= 1.0, "no moment was one that matters");
     deployment.wait_idle(LEASE_PATIENCE)
 }
