@@ -4,6 +4,7 @@
 export TIDEMILL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidemill
 export PYTHONPATH := $(TIDEMILL_CACHE)/python:$(PYTHONPATH)
 
+# Of `make serve`: the address, a model of your own, and more flags of `tidemill serve`.
 LISTEN ?= 127.0.0.1:8000
 MODEL ?=
 SERVE_FLAGS ?=
@@ -12,14 +13,15 @@ FLOAT_MODEL := $(TIDEMILL_CACHE)/models/SmolLM2-135M-f32
 
 .PHONY: help serve model test-needs test soak bench fuzz lint clean
 
-help: ## this list
+help: ## this list; `make serve` takes MODEL=path LISTEN=host:port SERVE_FLAGS='--decode 2'
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 24
 
 serve: ## get the default model, build, start router + prefill + decode on LISTEN, print a curl to paste
 	@tests/scripts/need.sh cargo python3 pip
+	@[ -z "$(MODEL)" ] || [ -e "$(MODEL)" ] || { echo "MODEL=$(MODEL): no such file or directory" >&2; exit 64; }
 	@if [ -z "$(MODEL)" ]; then echo "== 1/3 model"; python3 cli/src/pull/fetch_default_model.py "$(TIDEMILL_CACHE)/models"; \
 	 else echo "== 1/3 model: $(MODEL)"; fi
-	@echo "== 2/3 build (release; the first time takes some minutes)"
+	@echo "== 2/3 build (release; the first time takes 5 to 10 minutes on 2 cores)"
 	@cargo build --release --locked -p tidemill-cli
 	@echo "== 3/3 serve"
 	@exec target/release/tidemill serve --model "$(or $(MODEL),smollm2-135m)" --listen "$(LISTEN)" $(SERVE_FLAGS)

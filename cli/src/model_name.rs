@@ -21,15 +21,6 @@ pub(crate) fn resolve(model: &str) -> Result<PathBuf> {
     pull::pull(model)
 }
 
-/// The name under which clients ask for the model: what stands before `.gguf`, or the directory's name.
-pub(crate) fn served_name(path: &Path) -> String {
-    let name = path.file_name().map_or_else(
-        || "model".into(),
-        |name| name.to_string_lossy().into_owned(),
-    );
-    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
-}
-
 fn looks_like_path(model: &str) -> bool {
     model.starts_with(['/', '.', '~']) || model.ends_with(".gguf")
 }
@@ -44,11 +35,5 @@ mod tests {
             let error = resolve(missing).expect_err("does not exist");
             assert!(error.to_string().contains(missing), "{error}");
         }
-    }
-
-    #[test]
-    fn the_served_name_has_no_ending() {
-        assert_eq!(served_name(Path::new("/m/Smol.Q4_1.gguf")), "Smol.Q4_1");
-        assert_eq!(served_name(Path::new("/m/llama-dir")), "llama-dir");
     }
 }

@@ -37,6 +37,9 @@ pub(crate) struct ServeArgs {
     /// GGUF file, Hugging Face directory, or a name that `tidemill pull` knows.
     #[arg(long, env = "TIDEMILL_MODEL", default_value = "smollm2-135m")]
     model: String,
+    /// The name under which clients ask for the model; that of its file or directory unless given.
+    #[arg(long, env = "TIDEMILL_MODEL_NAME")]
+    model_name: Option<String>,
     /// Address of the public port.
     #[arg(long, env = "TIDEMILL_LISTEN", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
@@ -114,7 +117,7 @@ pub(crate) fn check(args: &ServeArgs) -> Result<impl FnOnce() -> Result<()>> {
     bind_guard::check("--admin-listen", args.admin_listen, args.insecure_network)?;
     let path = model_name::resolve(&args.model)?;
     progress(&format!("loading {}", path.display()));
-    let opened = open_model(&path)?;
+    let opened = open_model(args, &path)?;
     let shape = nodes::shape(args, &opened, tidemill_core::Role::Decode, 0)?;
     shape.n_blocks(opened.model.facts(args.kv_dtype).layout.block_bytes())?;
     Ok(move || {
@@ -130,15 +133,15 @@ pub(crate) fn check(args: &ServeArgs) -> Result<impl FnOnce() -> Result<()>> {
     })
 }
 
-fn open_model(path: &Path) -> Result<Opened> {
+fn open_model(args: &ServeArgs, path: &Path) -> Result<Opened> {
     let named = || format!("--model {}", path.display());
     let text = open_text(path).with_context(named)?;
     let files = open(path).with_context(named)?;
     let model = Model::load(&files, Isa::detect()).with_context(named)?;
     Ok(Opened {
         model: Arc::new(model),
+        name: args.model_name.clone().unwrap_or_else(|| text.name.clone()),
         text: Arc::new(text),
-        name: model_name::served_name(path),
     })
 }
 
@@ -155,7 +158,8 @@ async fn serve(args: &ServeArgs, opened: Opened) -> Result<()> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     // The nodes leave after the router, which may still need them to end its requests.
     let nodes_stop = CancellationToken::new();
-    let running = nodes::start(args, &opened, (&fabric, &discovery), &clock, &nodes_stop).await?;
+    let outside = (&fabric, &discovery);
+    let running = nodes::start(args, &opened, outside, (&clock, &admin), &nodes_stop).await?;
     let split = if args.colocated {
         SplitPolicy::Never
     } else {
@@ -188,12 +192,17 @@ async fn serve(args: &ServeArgs, opened: Opened) -> Result<()> {
         announce(args, address, admin_address, &opened.name);
         std::future::pending::<Result<()>>().await
     };
+    let told = async {
+        shutdown.cancelled().await;
+        progress("draining: open requests may end; once more ends at once");
+        std::future::pending::<Result<()>>().await
+    };
     tokio::select! {
+        ended = told => ended?,
         ended = router => ended?,
         ended = announce => ended?,
         ended = nodes::first_end(running) => ended?,
     }
-    progress("draining");
     nodes_stop.cancel();
     admin_stop.cancel();
     admin_server.await.context("the admin port panicked")??;
@@ -219,15 +228,19 @@ fn announce(args: &ServeArgs, address: SocketAddr, admin_address: SocketAddr, na
             args.kv_transport.name()
         )
     };
+    let url = format!("http://{}", first_request::reachable(address));
+    let program =
+        std::env::current_exe().map_or("tidemill".into(), |path| path.display().to_string());
     let mut out = std::io::stdout();
     // A closed standard output is no reason to stop serving.
     let _ = writeln!(
         out,
         "ready role=serve listen={address} admin={admin_address}\n\n\
          {name} is served ({shape}). Paste this:\n\n\
-         curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' -d '\
+         curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '\
          {{\"model\": \"{name}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"What is a tide mill?\"}}]}}'\n\n\
-         or chat: tidemill chat --url http://{address}        (end with Ctrl-C)"
+         or chat in another terminal: {program} chat --url {url}\n\
+         Ctrl-C here ends the server."
     );
     let _ = out.flush();
 }

@@ -44,7 +44,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<ModelFiles, LoadError> {
     })
 }
 
-fn open_gguf(file: &Path) -> Result<(ModelConfig, Tensors), LoadError> {
+/// Names what a file that is no GGUF file is, and what to do instead.
+pub(crate) fn refuse_other_files(file: &Path) -> Result<(), LoadError> {
     hf::refuse_pickle(file)?;
     if file
         .extension()
@@ -56,6 +57,11 @@ fn open_gguf(file: &Path) -> Result<(ModelConfig, Tensors), LoadError> {
         )
         .in_file(file));
     }
+    Ok(())
+}
+
+fn open_gguf(file: &Path) -> Result<(ModelConfig, Tensors), LoadError> {
+    refuse_other_files(file)?;
     let mapping = Arc::new(Mapping::open(file)?);
     let (mut config, found) = gguf::parse(mapping.bytes())
         .and_then(|gguf| Ok((gguf::model::config(&gguf)?, gguf::model::tensors(&gguf))))

@@ -126,6 +126,7 @@ pub async fn run(
     let closing = async {
         shutdown.cancelled().await;
         admission.close();
+        config.admin.close("the router is leaving");
         std::future::pending::<()>().await;
     };
     let end = tokio::select! {
@@ -134,9 +135,7 @@ pub async fn run(
         () = serve_submissions(Arc::clone(&shared), submissions) => Err(RouterEnd::Task("request queue")),
         () = closing => Err(RouterEnd::Task("door keeper")),
     };
-    config
-        .admin
-        .set_missing(Some("the router is leaving".to_owned()));
+    config.admin.close("the router is leaving");
     shared.tasks.close();
     if tokio::time::timeout(PARTING_TIME_MAX, shared.tasks.wait())
         .await

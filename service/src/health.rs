@@ -8,15 +8,22 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// What a process shows at its admin port. Clones share it.
 #[derive(Clone, Default)]
 pub struct Admin {
-    missing: Arc<Mutex<Option<String>>>,
+    readiness: Arc<Mutex<Readiness>>,
     registry: Arc<Mutex<Registry>>,
+}
+
+#[derive(Default)]
+struct Readiness {
+    missing: Option<String>,
+    /// It is leaving: nothing makes it ready again.
+    is_closed: bool,
 }
 
 impl Admin {
@@ -27,17 +34,40 @@ impl Admin {
         admin
     }
 
+    /// Another readiness whose metrics are shown at the same port: for a part of this process.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self {
+            readiness: Arc::default(),
+            registry: Arc::clone(&self.registry),
+        }
+    }
+
     /// Declares the process ready (`None`), or names what is missing.
     pub fn set_missing(&self, missing: Option<String>) {
-        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+        let mut readiness = self.lock();
+        if !readiness.is_closed {
+            readiness.missing = missing;
+        }
+    }
+
+    /// Declares the process not ready for good, since it is leaving.
+    pub fn close(&self, reason: &str) {
+        *self.lock() = Readiness {
+            missing: Some(reason.to_owned()),
+            is_closed: true,
+        };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Readiness> {
+        self.readiness
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is missing; `None` when ready.
     pub fn missing(&self) -> Option<String> {
-        self.missing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.lock().missing.clone()
     }
 
     /// Adds metrics.
@@ -114,6 +144,18 @@ mod tests {
             .await
             .expect("infallible")
             .status()
+    }
+
+    #[test]
+    fn who_leaves_is_not_ready_again_and_parts_have_a_readiness_of_their_own() {
+        let admin = Admin::starting("not yet");
+        let part = admin.part();
+        part.set_missing(None);
+        assert!(admin.missing().is_some() && part.missing().is_none());
+        admin.set_missing(None);
+        admin.close("leaving");
+        admin.set_missing(None);
+        assert_eq!(admin.missing().as_deref(), Some("leaving"));
     }
 
     #[tokio::test]

@@ -101,7 +101,7 @@ async fn serve<M>(
     let ended = tokio::select! {
         ended = &mut ended => ended,
         () = drain.cancelled() => {
-            admin.set_missing(Some("draining".to_owned()));
+            admin.close("draining");
             ended.await
         }
     };

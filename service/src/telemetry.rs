@@ -1,6 +1,7 @@
 //! Logs: one line an event, text or JSON, to standard error. Log statements in this code base name requests
 //! by id and never carry prompts, tokens, capabilities or client keys.
 
+use std::io::IsTerminal;
 use std::str::FromStr;
 use tracing_subscriber::EnvFilter;
 
@@ -37,6 +38,7 @@ pub fn start(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         .with_env_filter(filter)
         // Else a log line that nobody reads any more (a collector that has ended) would panic where it is written.
         .log_internal_errors(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => builder.try_init(),

@@ -3,13 +3,22 @@
 set -eu
 
 as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        echo "neither root nor sudo" >&2
+        return 1
+    fi
 }
 
 install() {
     echo "installing $1"
-    as_root apt-get install -y -q "$1" >/dev/null 2>&1 ||
-        { as_root apt-get update -q >/dev/null && as_root apt-get install -y -q "$1" >/dev/null; }
+    as_root apt-get install -y -q "$1" >/dev/null 2>&1 && return
+    as_root apt-get update -q >/dev/null && as_root apt-get install -y -q "$1" >/dev/null && return
+    echo "$1 is missing and could not be installed: install it by hand, then run the same command again" >&2
+    exit 1
 }
 
 for tool in "$@"; do

@@ -7,6 +7,7 @@ use futures::StreamExt;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// What to send.
@@ -70,11 +71,25 @@ pub(super) async fn run(client: &Client, prompts: &PromptMaker, plan: &Plan) -> 
     });
     let results = futures::stream::iter(sends)
         .buffer_unordered(width as usize)
+        .enumerate()
+        .map(|(done_idx, result)| {
+            show_progress(done_idx + 1, plan.n_requests);
+            result
+        })
         .collect()
         .await;
     Run {
         wall: start.elapsed(),
         results,
+    }
+}
+
+/// About ten lines in all, on standard error.
+fn show_progress(n_done: usize, n_requests: u32) {
+    let n_requests = n_requests as usize;
+    if n_done.is_multiple_of(n_requests.div_ceil(10)) || n_done == n_requests {
+        // Nobody reads a closed standard error.
+        let _ = writeln!(std::io::stderr(), "{n_done} of {n_requests} requests done");
     }
 }
 

@@ -63,14 +63,11 @@ pub(crate) struct BenchArgs {
 /// # Errors
 /// When the server cannot be reached or every request failed.
 pub(crate) async fn run(args: BenchArgs) -> Result<()> {
-    if args
+    if let Some(rate) = args
         .rate
-        .is_some_and(|rate| !(rate > 0.0 && rate <= 100_000.0))
+        .filter(|rate| !(*rate > 0.0 && *rate <= 100_000.0))
     {
-        bail!(
-            "--rate {:?}: above 0 up to 100000 requests per second is allowed",
-            args.rate
-        );
+        bail!("--rate {rate}: above 0 up to 100000 requests per second is allowed");
     }
     if args.shared_prefix_tokens > args.prompt_tokens {
         bail!(

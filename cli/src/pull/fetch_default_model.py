@@ -117,4 +117,9 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; run the same command again, it goes on where it stopped")
+    except OSError as error:
+        sys.exit(f"the model cannot be kept: {error}; set TIDEMILL_CACHE to a directory that can be written")

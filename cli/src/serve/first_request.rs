@@ -58,7 +58,7 @@ async fn try_once(client: &Client, model: &str) -> Result<()> {
 }
 
 /// An address that this process itself can call.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), address.port())
     } else {

@@ -45,14 +45,14 @@ pub(super) async fn start(
     args: &ServeArgs,
     opened: &Opened,
     (fabric, discovery): (&Fabric, &LocalDiscovery),
-    clock: &Arc<dyn Clock>,
+    (clock, admin): (&Arc<dyn Clock>, &Admin),
     stop: &CancellationToken,
 ) -> Result<Vec<RunningNode>> {
     let exchange = Exchange::default();
     let around = || Surroundings {
         fabric: fabric.clone(),
         clock: Arc::clone(clock),
-        admin: Admin::default(),
+        admin: admin.part(),
         drain: stop.clone(),
     };
     let (n_prefill, n_decode) = if args.colocated {

@@ -24,17 +24,9 @@ const END_OF_TURN: [&str; 3] = ["<|eot_id|>", "<|im_end|>", "<|eom_id|>"];
 
 pub(super) fn read(file: &Path) -> Result<TextParts, LoadError> {
     let mapping = Mapping::open(file)?;
-    let mut parts = gguf::parse(mapping.bytes())
+    gguf::parse(mapping.bytes())
         .and_then(|gguf| text_parts(&gguf))
-        .map_err(|refusal| refusal.in_file(file))?;
-    if parts.name.is_empty() {
-        parts.name = file
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-    }
-    Ok(parts)
+        .map_err(|refusal| refusal.in_file(file))
 }
 
 fn text_parts(gguf: &Gguf<'_>) -> Result<TextParts, Refusal> {
@@ -52,7 +44,6 @@ fn text_parts(gguf: &Gguf<'_>) -> Result<TextParts, Refusal> {
         defaults: GenerationDefaults::from_gguf(gguf)?,
         context_length: required(gguf.u32(&context_length)?, &context_length)?,
         vocab_size: gguf.u32(&format!("{architecture}.vocab_size"))?,
-        name: gguf.string("general.name")?.unwrap_or_default().to_owned(),
         vocabulary,
     })
 }

@@ -63,11 +63,6 @@ pub(super) fn read(directory: &Path) -> Result<TextParts, LoadError> {
         defaults,
         context_length: config.context_length,
         vocab_size: Some(config.vocab_size),
-        name: directory
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
     })
 }
 

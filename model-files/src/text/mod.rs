@@ -26,6 +26,7 @@ pub use generation_defaults::GenerationDefaults;
 pub use vocabulary::{Segment, SpecialTokens, Vocabulary};
 
 use crate::error::{LoadError, Refusal};
+use crate::open;
 use vocabulary::VocabularyParts;
 
 /// Everything about a model that concerns text.
@@ -41,7 +42,7 @@ pub struct ModelText {
     pub context_length: u32,
     /// Rows of the model's head; ids at or above [`Vocabulary::vocab_size`] are padding.
     pub vocab_size: u32,
-    /// What the file calls the model, or the name of the file or directory.
+    /// The name under which clients ask for the model: what stands before `.gguf`, or the directory's name.
     pub name: String,
     /// Identity of the vocabulary: two processes may exchange tokens when theirs are equal, whichever files they
     /// read. The chat template is no part of it.
@@ -59,7 +60,6 @@ struct TextParts {
     context_length: u32,
     /// Absent: as many as there are tokens.
     vocab_size: Option<u32>,
-    name: String,
 }
 
 /// Opens the text half of a model: a GGUF file, or a Hugging Face directory with `tokenizer.json` and `config.json`.
@@ -73,13 +73,21 @@ pub fn open_text(path: impl AsRef<Path>) -> Result<ModelText, LoadError> {
     let parts = if facts.is_dir() {
         hf_text::read(path)?
     } else {
+        open::refuse_other_files(path)?;
         gguf_text::read(path)?
     };
-    ModelText::new(parts).map_err(|refusal| refusal.in_file(path))
+    ModelText::new(parts, served_name(path)).map_err(|refusal| refusal.in_file(path))
+}
+
+/// `path` may end in `..` or `.`: the name is that of the thing itself.
+fn served_name(path: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = whole.file_name().unwrap_or_default().to_string_lossy();
+    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
 }
 
 impl ModelText {
-    fn new(parts: TextParts) -> Result<Self, Refusal> {
+    fn new(parts: TextParts, name: String) -> Result<Self, Refusal> {
         let vocabulary = Vocabulary::new(parts.vocabulary)?;
         let n_tokens = u32::try_from(vocabulary.vocab_size()).expect("the vocabulary is bounded");
         let vocab_size = parts.vocab_size.unwrap_or(n_tokens);
@@ -110,7 +118,7 @@ impl ModelText {
             defaults: parts.defaults,
             context_length: parts.context_length,
             vocab_size,
-            name: parts.name,
+            name,
         })
     }
 }

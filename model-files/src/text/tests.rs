@@ -123,7 +123,7 @@ fn what_the_file_says_about_the_model() {
     assert!(model.vocabulary.is_special(2) && !model.vocabulary.is_special(504));
     assert_eq!(model.vocabulary.token_text(2), "<|im_end|>");
     assert_eq!(model.defaults, GenerationDefaults::default());
-    assert_eq!(model.name, "Smollm2 135M 8k Lc100K Mix1 Ep2");
+    assert_eq!(model.name, "SmolLM2-135M-Instruct.Q4_1");
 }
 
 #[test]
@@ -294,4 +294,21 @@ fn tiny_models_speak_the_same_language_in_both_containers() {
         from_directory.vocabulary.eos_ids()
     );
     assert!(from_file.chat_template.is_some() && from_directory.chat_template.is_some());
+}
+
+#[test]
+fn pickles_and_bare_weights_are_refused_by_name_before_they_are_read() {
+    let directory = std::env::temp_dir().join(format!("tidemill-text-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("the temporary directory is writable");
+    for (name, told) in [
+        ("pytorch_model.bin", "pickle"),
+        ("model.pt", "pickle"),
+        ("model.safetensors", "config.json"),
+    ] {
+        let file = directory.join(name);
+        fs::write(&file, b"anything").expect("writable");
+        let error = open_text(&file).expect_err(name).to_string();
+        assert!(error.contains(told) && error.contains(name), "{error}");
+    }
+    fs::remove_dir_all(&directory).expect("just made");
 }
