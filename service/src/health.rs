@@ -9,8 +9,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+/// How long the answers that are open at the end may take; after that they are cut.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// What a process shows at its admin port. Clones share it.
 #[derive(Clone, Default)]
@@ -84,7 +88,7 @@ impl Admin {
             .with_state(self.clone())
     }
 
-    /// Serves the admin port until `shutdown` is cancelled.
+    /// Serves the admin port until `shutdown` is cancelled. A client that says nothing more keeps no process alive.
     ///
     /// # Errors
     /// When the listener fails.
@@ -93,9 +97,18 @@ impl Admin {
         listener: TcpListener,
         shutdown: CancellationToken,
     ) -> std::io::Result<()> {
-        axum::serve(listener, self.routes())
-            .with_graceful_shutdown(async move { shutdown.cancelled().await })
-            .await
+        let stop = shutdown.clone();
+        let serving = axum::serve(listener, self.routes())
+            .with_graceful_shutdown(async move { stop.cancelled().await })
+            .into_future();
+        let grace_over = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(GRACE).await;
+        };
+        tokio::select! {
+            ended = serving => ended,
+            () = grace_over => Ok(()),
+        }
     }
 }
 
@@ -134,6 +147,7 @@ mod tests {
     use super::*;
     use axum::body::Body;
     use axum::http::Request;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tower::ServiceExt;
 
     async fn status(admin: &Admin, path: &str) -> StatusCode {
@@ -169,5 +183,27 @@ mod tests {
         admin.set_missing(None);
         assert_eq!(status(&admin, "/readyz").await, StatusCode::OK);
         assert_eq!(status(&admin, "/metrics").await, StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn a_silent_client_does_not_hold_the_end_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let shutdown = CancellationToken::new();
+        let serving = Admin::default().serve(listener, shutdown.clone());
+        let serving = tokio::spawn(serving);
+        let mut client = tokio::net::TcpStream::connect(address)
+            .await
+            .expect("listening");
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        client.write_all(preface).await.expect("taken");
+        // Its first frame: the connection is open, and from now on waits for a client that never answers.
+        client.read_exact(&mut [0; 9]).await.expect("a frame");
+        shutdown.cancel();
+        let ended = tokio::time::timeout(GRACE * 2, serving).await;
+        ended
+            .expect("in time")
+            .expect("no panic")
+            .expect("no error");
     }
 }
