@@ -10,11 +10,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use tokio::time::Sleep;
 use tonic::transport::server::{Connected, Router};
 use tonic::transport::{Channel, Endpoint};
 
@@ -28,6 +29,8 @@ const LOCAL_BACKLOG: usize = 64;
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// PING interval and the wait for its answer: a silent peer is dropped within their sum.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Rest after a failed accept: without file descriptors it would fail again at once, and turn at full speed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Streams that one connection may hold open at a node.
 const STREAMS_MAX: u32 = 4096;
 
@@ -60,7 +63,10 @@ pub struct Listener {
 }
 
 enum ListenerKind {
-    Tcp(TcpListener),
+    Tcp {
+        listener: TcpListener,
+        rest: Rest,
+    },
     Local {
         incoming: mpsc::Receiver<DuplexStream>,
         _registration: Registration,
@@ -119,7 +125,10 @@ impl Fabric {
         let address = listener.local_addr().map_err(bind_error)?.to_string();
         Ok(Listener {
             address,
-            kind: ListenerKind::Tcp(listener),
+            kind: ListenerKind::Tcp {
+                listener,
+                rest: Rest::default(),
+            },
         })
     }
 
@@ -209,20 +218,45 @@ pub async fn serve(
         .await
 }
 
+/// A failed accept concerns nobody who waits: it is logged, and tried again after a pause.
+#[derive(Default)]
+struct Rest(Option<Pin<Box<Sleep>>>);
+
+impl Rest {
+    fn poll_after_failures<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<T> {
+        loop {
+            if let Some(pause) = &mut self.0 {
+                ready!(pause.as_mut().poll(cx));
+                self.0 = None;
+            }
+            match ready!(accept(cx)) {
+                Ok(accepted) => return Poll::Ready(accepted),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    self.0 = Some(Box::pin(tokio::time::sleep(ACCEPT_PAUSE)));
+                }
+            }
+        }
+    }
+}
+
 impl futures::Stream for Listener {
     type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         match &mut self.kind {
-            ListenerKind::Tcp(listener) => match listener.poll_accept(cx) {
-                Poll::Ready(Ok((stream, _peer))) => {
+            ListenerKind::Tcp { listener, rest } => {
+                let accepted = rest.poll_after_failures(cx, |cx| listener.poll_accept(cx));
+                accepted.map(|(stream, _peer)| {
                     // Without it a token waits for the previous one's acknowledgement.
                     let _ = stream.set_nodelay(true);
-                    Poll::Ready(Some(Ok(Connection::Tcp(stream))))
-                }
-                Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error))),
-                Poll::Pending => Poll::Pending,
-            },
+                    Some(Ok(Connection::Tcp(stream)))
+                })
+            }
             ListenerKind::Local { incoming, .. } => incoming
                 .poll_recv(cx)
                 .map(|stream| stream.map(|stream| Ok(Connection::Local(stream)))),
@@ -317,5 +351,23 @@ mod tests {
         for bad in ["", "host", "host:", ":80", "host:99999"] {
             assert!(Fabric::default().connect(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_failed_accept_is_tried_again_after_a_pause() {
+        let (mut rest, mut n_accepts) = (Rest::default(), 0);
+        let begin = tokio::time::Instant::now();
+        let accepted = std::future::poll_fn(|cx| {
+            rest.poll_after_failures(cx, |_| {
+                n_accepts += 1;
+                Poll::Ready(match n_accepts {
+                    1 | 2 => Err(io::Error::other("no file descriptor is left")),
+                    _ => Ok("a connection"),
+                })
+            })
+        });
+        assert_eq!(accepted.await, "a connection");
+        assert_eq!(n_accepts, 3);
+        assert!(begin.elapsed() >= 2 * ACCEPT_PAUSE);
     }
 }
