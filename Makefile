@@ -9,6 +9,7 @@ LISTEN ?= 127.0.0.1:8000
 MODEL ?=
 SERVE_FLAGS ?=
 NUMPY := numpy==2.4.6
+DEFAULT_MODEL := $(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 FLOAT_MODEL := $(TIDEMILL_CACHE)/models/SmolLM2-135M-f32
 
 .PHONY: help serve model test-needs test soak bench fuzz lint clean
@@ -24,7 +25,7 @@ serve: ## get the default model, build, start router + prefill + decode on LISTE
 	@echo "== 2/3 build (release; the first time takes 5 to 10 minutes on 2 cores)"
 	@cargo build --release --locked -p tidemill-cli
 	@echo "== 3/3 serve"
-	@exec target/release/tidemill serve --model "$(or $(MODEL),smollm2-135m)" --listen "$(LISTEN)" $(SERVE_FLAGS)
+	@exec target/release/tidemill serve --model "$(or $(MODEL),$(DEFAULT_MODEL))" --listen "$(LISTEN)" $(SERVE_FLAGS)
 
 model: ## fetch the default model into the cache
 	@tests/scripts/need.sh python3 pip
@@ -34,7 +35,7 @@ test-needs: model
 	@tests/scripts/need.sh cargo
 	@python3 -c 'import numpy' 2>/dev/null || python3 -m pip install --quiet --target "$(TIDEMILL_CACHE)/python" "$(NUMPY)"
 	@[ -f "$(FLOAT_MODEL)/model.safetensors" ] || { echo "deriving the f32 model"; \
-	 python3 tests/scripts/gguf_to_safetensors.py "$(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf" "$(FLOAT_MODEL)"; }
+	 python3 tests/scripts/gguf_to_safetensors.py "$(DEFAULT_MODEL)" "$(FLOAT_MODEL)"; }
 
 test: test-needs ## every test, sampled to fit about 20 minutes on 2 cores
 	cargo build --workspace --locked --bins --tests
@@ -46,7 +47,7 @@ soak: test-needs ## the long form of every sampled check; writes docs/soak.md
 
 bench: model ## kernel and model speed beside their limits
 	cargo bench -p tidemill-kernels
-	cargo bench -p tidemill-engine --bench model -- "$(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+	cargo bench -p tidemill-engine --bench model -- "$(DEFAULT_MODEL)"
 
 fuzz: ## fuzz one parser: make fuzz TARGET=gguf|safetensors|kv_frame|request_json (needs nightly and cargo-fuzz)
 	cd tests/fuzz && cargo +nightly fuzz run $(or $(TARGET),gguf) -- -max_total_time=300
