@@ -2,6 +2,7 @@
 //!
 //! Liveness never depends on load or on other processes, so that an orchestrator does not kill a busy node.
 
+use crate::accept::{self, ConnectionLimits};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -9,12 +10,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-
-/// How long the answers that are open at the end may take; after that they are cut.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// What a process shows at its admin port. Clones share it.
 #[derive(Clone, Default)]
@@ -97,18 +94,7 @@ impl Admin {
         listener: TcpListener,
         shutdown: CancellationToken,
     ) -> std::io::Result<()> {
-        let stop = shutdown.clone();
-        let serving = axum::serve(listener, self.routes())
-            .with_graceful_shutdown(async move { stop.cancelled().await })
-            .into_future();
-        let grace_over = async {
-            shutdown.cancelled().await;
-            tokio::time::sleep(GRACE).await;
-        };
-        tokio::select! {
-            ended = serving => ended,
-            () = grace_over => Ok(()),
-        }
+        accept::serve(listener, self.routes(), ConnectionLimits::ADMIN, shutdown).await
     }
 }
 
@@ -148,7 +134,10 @@ mod tests {
     use axum::body::Body;
     use axum::http::Request;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
     use tower::ServiceExt;
+
+    const LIMITS: ConnectionLimits = ConnectionLimits::ADMIN;
 
     async fn status(admin: &Admin, path: &str) -> StatusCode {
         let request = Request::get(path).body(Body::empty()).expect("a request");
@@ -192,18 +181,49 @@ mod tests {
         let shutdown = CancellationToken::new();
         let serving = Admin::default().serve(listener, shutdown.clone());
         let serving = tokio::spawn(serving);
-        let mut client = tokio::net::TcpStream::connect(address)
-            .await
-            .expect("listening");
+        let mut client = TcpStream::connect(address).await.expect("listening");
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         client.write_all(preface).await.expect("taken");
         // Its first frame: the connection is open, and from now on waits for a client that never answers.
         client.read_exact(&mut [0; 9]).await.expect("a frame");
         shutdown.cancel();
-        let ended = tokio::time::timeout(GRACE * 2, serving).await;
+        let ended = tokio::time::timeout(LIMITS.drain_time_max * 2, serving).await;
         ended
             .expect("in time")
             .expect("no panic")
             .expect("no error");
+    }
+
+    #[tokio::test]
+    async fn silent_clients_neither_stay_nor_pile_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let shutdown = CancellationToken::new();
+        let serving = tokio::spawn(Admin::default().serve(listener, shutdown.clone()));
+        let mut silent = Vec::new();
+        for _ in 0..LIMITS.connections_max {
+            silent.push(TcpStream::connect(address).await.expect("listening"));
+        }
+        let mut probe = TcpStream::connect(address).await.expect("listening");
+        let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        probe.write_all(request).await.expect("taken");
+        let answer = async {
+            let mut answer = String::new();
+            probe.read_to_string(&mut answer).await.expect("an answer");
+            answer
+        };
+        tokio::pin!(answer);
+        let early = tokio::time::timeout(LIMITS.header_time_max / 4, &mut answer).await;
+        assert!(early.is_err(), "all places are taken: {early:?}");
+        let answer = tokio::time::timeout(LIMITS.header_time_max * 2, answer).await;
+        assert!(answer.expect("in time").starts_with("HTTP/1.1 200"));
+        for stream in &mut silent {
+            let mut rest = [0; 512];
+            let end = tokio::time::timeout(LIMITS.header_time_max, stream.read(&mut rest));
+            let n_read = end.await.expect("in time").expect("closed in order");
+            assert_eq!(n_read, 0, "nothing was asked, nothing is answered");
+        }
+        shutdown.cancel();
+        serving.await.expect("no panic").expect("no error");
     }
 }

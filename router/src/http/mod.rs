@@ -2,10 +2,9 @@
 //!
 //! A body is read within its bounds (`body`, `json`), becomes a typed request (`chat_request`, `completion_request`),
 //! then jobs (`plan`), and what dispatch answers becomes events of choices (`choice`) that are told as a stream (`sse`)
-//! or in one piece (`generate`), in one of two shapes (`shape`). `accept` is the loop under all of it. docs/api.md
+//! or in one piece (`generate`), in one of two shapes (`shape`). docs/api.md
 //! states every field, bound and error.
 
-mod accept;
 mod body;
 mod chat_request;
 mod choice;
@@ -20,10 +19,8 @@ mod plan;
 mod request;
 mod shape;
 mod sse;
-mod stall;
 mod unsupported;
 
-pub use accept::{ConnectionLimits, HEADER_BYTES_MAX, HEADER_TIME_MAX, HEADERS_MAX};
 pub use body::BODY_BYTES_MAX;
 pub use chat_request::{ChatRequest, parse_chat};
 pub use completion_request::{CompletionRequest, parse_completion};
@@ -42,6 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::{Clock, SystemClock, Timestamp};
 use tidemill_model_files::text::ModelText;
+use tidemill_service::accept::{self, ConnectionLimits, HEADERS_MAX};
 use tidemill_service::health::Admin;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -68,7 +66,7 @@ impl HttpConfig {
         Self {
             model_name: model_name.into(),
             request_time_max: Duration::from_secs(600),
-            connections: ConnectionLimits::default(),
+            connections: ConnectionLimits::PUBLIC,
             clock: Arc::new(SystemClock::new()),
             admin: Admin::default(),
         }

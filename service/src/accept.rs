@@ -1,12 +1,14 @@
-//! The accept loop of the public port.
+//! The accept loop of every HTTP port: the router's public one and the admin ports.
 //!
 //! The stock loops install no timer and no limits, so that a connection which sends one byte a minute, or none,
-//! stays for ever. Here every connection has to send a whole header within ten seconds (an idle HTTP/1 connection is
+//! stays for ever. Here every connection has to send a whole header within its time (an idle HTTP/1 connection is
 //! closed by the same clock), headers are bounded in bytes and count, HTTP/2 peers must answer PING, peers must
 //! read (`stall`), and connections are bounded in all and for each address. The loop owns the counts: a connection
 //! that ends, however it does, reports its address.
 
-use super::stall::StallGuard;
+mod stall;
+
+use self::stall::StallGuard;
 use axum::Router;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -18,14 +20,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Longest time for a request's header, and longest idle time of an HTTP/1 connection.
-pub const HEADER_TIME_MAX: Duration = Duration::from_secs(10);
 /// Most bytes of a request's header.
 pub const HEADER_BYTES_MAX: usize = 64 << 10;
 /// Most header fields.
 pub const HEADERS_MAX: usize = 100;
 /// Most requests at once on one HTTP/2 connection.
-pub(super) const STREAMS_MAX: u32 = 256;
+const STREAMS_MAX: u32 = 256;
 /// HTTP/2: a PING after this silence, and this long for its answer.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// HTTP/2: streams that a peer may reset before we have looked at them, before the connection is closed.
@@ -41,25 +41,34 @@ pub struct ConnectionLimits {
     pub connections_max: usize,
     /// Most connections from one address.
     pub connections_per_address_max: usize,
+    /// Longest time for a request's header, and longest idle time of an HTTP/1 connection.
+    pub header_time_max: Duration,
     /// Longest wait for open requests after shutdown begins.
     pub drain_time_max: Duration,
 }
 
-impl Default for ConnectionLimits {
-    fn default() -> Self {
-        Self {
-            connections_max: 4096,
-            connections_per_address_max: 2048,
-            drain_time_max: Duration::from_secs(60),
-        }
-    }
+impl ConnectionLimits {
+    /// Those of a port that clients come to.
+    pub const PUBLIC: Self = Self {
+        connections_max: 4096,
+        connections_per_address_max: 2048,
+        header_time_max: Duration::from_secs(10),
+        drain_time_max: Duration::from_secs(60),
+    };
+    /// Those of a port for probes and metrics.
+    pub const ADMIN: Self = Self {
+        connections_max: 64,
+        connections_per_address_max: 64,
+        header_time_max: Duration::from_secs(5),
+        drain_time_max: Duration::from_secs(5),
+    };
 }
 
 /// Serves `routes` until `shutdown`, then waits for the open requests.
 ///
 /// # Errors
 /// When the listener is of no use.
-pub(super) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: ConnectionLimits,
@@ -87,10 +96,10 @@ pub(super) async fn serve(
                     continue;
                 }
                 *n_open += 1;
-                let (routes, shutdown) = (routes.clone(), shutdown.clone());
+                let connection = serve_connection(stream, routes.clone(), limits.header_time_max, shutdown.clone());
                 connections.spawn(async move {
                     // A panic within one request is contained here; its address must still come back.
-                    let served = tokio::spawn(serve_connection(stream, routes, shutdown));
+                    let served = tokio::spawn(connection);
                     AbortOnDrop(served).joined().await;
                     peer.ip()
                 });
@@ -134,16 +143,21 @@ impl Drop for AbortOnDrop {
     }
 }
 
-async fn serve_connection(stream: TcpStream, routes: Router, shutdown: CancellationToken) {
+async fn serve_connection(
+    stream: TcpStream,
+    routes: Router,
+    header_time_max: Duration,
+    shutdown: CancellationToken,
+) {
     // Small events must not wait for each other.
     let _ = stream.set_nodelay(true);
     let is_http2 = tokio::select! {
-        is_http2 = tokio::time::timeout(HEADER_TIME_MAX, is_http2(&stream)) => is_http2,
+        is_http2 = tokio::time::timeout(header_time_max, is_http2(&stream)) => is_http2,
         () = shutdown.cancelled() => return,
     };
     let served = match is_http2 {
         Ok(Ok(true)) => serve_http2(stream, routes, shutdown).await,
-        Ok(Ok(false)) => serve_http1(stream, routes, shutdown).await,
+        Ok(Ok(false)) => serve_http1(stream, routes, header_time_max, shutdown).await,
         Ok(Err(_)) | Err(_) => return,
     };
     if let Err(error) = served {
@@ -169,11 +183,12 @@ async fn is_http2(stream: &TcpStream) -> std::io::Result<bool> {
 async fn serve_http1(
     stream: TcpStream,
     routes: Router,
+    header_time_max: Duration,
     shutdown: CancellationToken,
 ) -> hyper::Result<()> {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIME_MAX)
+        .header_read_timeout(header_time_max)
         .max_headers(HEADERS_MAX)
         .max_header_size(HEADER_BYTES_MAX)
         .serve_connection(

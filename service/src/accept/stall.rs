@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// Longest time that a write waits for its reader.
-pub(super) const STALL_MAX: Duration = Duration::from_secs(60);
+const STALL_MAX: Duration = Duration::from_secs(60);
 
 /// An I/O object whose writes fail when the peer takes nothing for too long.
 pub(super) struct StallGuard<T> {
