@@ -137,9 +137,7 @@ impl Client {
             .await
             .with_context(|| format!("no answer from {}", self.base))?;
         let bytes = checked(answer).await?.bytes_stream();
-        let events = sse::events(
-            bytes.map(|part| part.map_err(|error| anyhow!("the stream broke: {error}"))),
-        );
+        let events = sse::events(bytes.map(|part| part.context("the stream broke")));
         let pieces = events.flat_map(|event| futures::stream::iter(pieces(event)));
         Ok(pieces.boxed())
     }

@@ -70,7 +70,7 @@ pub enum StartError {
     #[error(transparent)]
     Address(#[from] AddressError),
     /// The operating system gives no thread.
-    #[error("a thread of the node cannot be started: {0}")]
+    #[error("a thread of the node cannot be started")]
     Thread(#[source] std::io::Error),
 }
 

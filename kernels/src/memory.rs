@@ -24,9 +24,7 @@ pub struct SliceAt {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The operating system gave none.
-    #[error(
-        "{n_blocks} KV blocks of {block_bytes} bytes cannot be mapped: {source}; lower --kv-bytes"
-    )]
+    #[error("{n_blocks} KV blocks of {block_bytes} bytes cannot be mapped; lower --kv-bytes")]
     Map {
         /// Blocks asked for.
         n_blocks: u32,

@@ -89,7 +89,7 @@ pub enum TransferError {
     },
     /// The peer does not speak our protocol.
     #[error("malformed frame: {0}")]
-    Malformed(#[from] FrameError),
+    Malformed(FrameError),
     /// The two pools cannot exchange slices.
     #[error(transparent)]
     Layout(#[from] PlanError),
@@ -116,6 +116,13 @@ impl TransferError {
             Self::Refused(failure) => failure.clone(),
             other => Failure::new(FailureCode::TransferFailed, other.to_string()),
         }
+    }
+}
+
+/// What a request is told is one text, so this is no source but a part of it.
+impl From<FrameError> for TransferError {
+    fn from(error: FrameError) -> Self {
+        Self::Malformed(error)
     }
 }
 

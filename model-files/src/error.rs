@@ -42,11 +42,11 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// A model that cannot be loaded. Its text is meant for the operator as it is.
+/// A model that cannot be loaded. Its text, with its chain of sources, is meant for the operator as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The operating system refused to open, size or map the file.
-    #[error("{}: {source}", file.display())]
+    #[error("{} cannot be read", file.display())]
     Io {
         /// The file or directory.
         file: PathBuf,

@@ -80,10 +80,10 @@ pub enum StartError {
     #[error(transparent)]
     Address(#[from] AddressError),
     /// The operating system gives no thread.
-    #[error("a thread of the node cannot be started: {0}")]
+    #[error("a thread of the node cannot be started")]
     Thread(#[source] std::io::Error),
     /// The address of the KV server is malformed or taken.
-    #[error("--kv-listen {address:?} cannot be bound: {source}; choose another or end its owner")]
+    #[error("--kv-listen {address:?} cannot be bound; choose another or end its owner")]
     KvListen {
         /// The address.
         address: String,

@@ -64,7 +64,7 @@ pub struct Surroundings {
 #[derive(Debug, thiserror::Error)]
 pub enum RouterEnd {
     /// The public port is of no use.
-    #[error("the public port ended: {0}")]
+    #[error("the public port ended")]
     Http(#[from] std::io::Error),
     /// A task that the router cannot do without has ended.
     #[error("the router's {0} ended by itself")]

@@ -161,7 +161,8 @@ async fn serve_connection(
         Ok(Err(_)) | Err(_) => return,
     };
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection ended");
+        let error = anyhow::Error::new(error);
+        tracing::debug!("a connection ended: {error:#}");
     }
 }
 

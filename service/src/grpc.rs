@@ -47,7 +47,7 @@ pub enum AddressError {
     #[error("address {0:?} is neither host:port nor local:NAME")]
     Malformed(String),
     /// Somebody else has it.
-    #[error("address {address:?} cannot be bound: {source}; choose another or end its owner")]
+    #[error("address {address:?} cannot be bound; choose another or end its owner")]
     Bind {
         /// The address.
         address: String,

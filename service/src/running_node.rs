@@ -112,7 +112,8 @@ async fn supervise(
         },
         ended = &mut server.0 => Err(NodeEnd::Server(match ended {
             Ok(Ok(())) => "it stopped listening".to_owned(),
-            Ok(Err(error)) => error.to_string(),
+            // As a text: it goes to readiness too, which has no chain to print.
+            Ok(Err(error)) => format!("{:#}", anyhow::Error::new(error)),
             Err(error) => error.to_string(),
         })),
     };

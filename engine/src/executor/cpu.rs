@@ -35,7 +35,7 @@ pub enum CpuExecutorError {
         model: String,
     },
     /// The operating system gave no thread.
-    #[error("no compute thread: {0}")]
+    #[error("no compute thread")]
     Thread(#[from] std::io::Error),
 }
 

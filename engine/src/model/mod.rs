@@ -26,7 +26,7 @@ pub enum ModelError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The kernels do not take a tensor.
-    #[error("{tensor}: {source}")]
+    #[error("the kernels do not take {tensor}")]
     Pack {
         /// Which tensor.
         tensor: TensorName,
