@@ -385,6 +385,7 @@ fn candidate(entry: &NodeEntry, node: &Node) -> Option<Candidate> {
         layout_fingerprint: description.layout_fingerprint,
         queued_tokens: node.load.queued_tokens(),
         n_sequences: node.load.n_sequences(),
+        n_blocks: node.load.n_blocks(),
         n_blocks_free: node.load.n_blocks_free(),
         n_open: node.load.n_open(),
     })

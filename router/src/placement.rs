@@ -3,7 +3,8 @@
 //!
 //! Prefill is compute-bound, so its load is the prompt tokens that still wait; decode is bound by its batch and its
 //! blocks, so its load is the sequences it holds, and a node that lacks the blocks comes last. Only nodes with equal
-//! model and layout fingerprints form a pair. Nodes that failed in this request are left out, whatever their load.
+//! model and layout fingerprints form a pair. Nodes that failed in this request are left out, whatever their load, and
+//! so are nodes whose whole pool cannot hold the context: waiting would not help there.
 
 use tidemill_core::bounds::BLOCK_TOKENS;
 use tidemill_core::{Incarnation, NodeId, Role};
@@ -72,6 +73,8 @@ pub struct Candidate {
     pub queued_tokens: u64,
     /// Sequences running and waiting there.
     pub n_sequences: u64,
+    /// Blocks of its pool; `None` until its first report.
+    pub n_blocks: Option<u64>,
     /// Blocks free; `None` until its first report.
     pub n_blocks_free: Option<u64>,
     /// Requests of this router that are open there; breaks ties before the node id does.
@@ -127,6 +130,19 @@ pub enum Unplaced {
     /// Both roles are there, but no two of them share model and KV layout.
     #[error("no prefill and decode node with equal model and KV layout")]
     NoPair,
+    /// Nodes of a role are there, but no pool of theirs can ever hold the context.
+    #[error(
+        "the context needs {n_blocks} KV blocks of {BLOCK_TOKENS} tokens; the largest pool of a {role} node has \
+         {n_blocks_max}; shorten the prompt, or give the nodes a larger --kv-bytes", role = .role.name()
+    )]
+    TooLong {
+        /// Whose pools are too small.
+        role: Role,
+        /// What the context and its next token need.
+        n_blocks: u64,
+        /// What the largest of them has.
+        n_blocks_max: u64,
+    },
 }
 
 /// Blocks that hold `n_context_tokens` and one more.
@@ -145,7 +161,7 @@ pub fn place(candidates: &[Candidate], want: &Want<'_>) -> Result<Placement, Unp
                 decode: decode.target.clone(),
                 is_exception,
             })
-            .ok_or(Unplaced::NoDecode)
+            .ok_or_else(|| none_of(candidates, want, Role::Decode))
     };
     if want.split == SplitPolicy::Never {
         return whole(false);
@@ -161,7 +177,7 @@ fn place_split(candidates: &[Candidate], want: &Want<'_>) -> Result<Placement, U
     let mut prefills: Vec<&Candidate> = usable(candidates, want, Role::Prefill).collect();
     prefills.sort_by_key(|node| (node.queued_tokens, node.n_open, &node.target));
     let Some(first) = prefills.first() else {
-        return Err(Unplaced::NoPrefill);
+        return Err(none_of(candidates, want, Role::Prefill));
     };
     if !want.needs_decode {
         return Ok(Placement::PrefillOnly {
@@ -169,7 +185,7 @@ fn place_split(candidates: &[Candidate], want: &Want<'_>) -> Result<Placement, U
         });
     }
     if usable(candidates, want, Role::Decode).next().is_none() {
-        return Err(Unplaced::NoDecode);
+        return Err(none_of(candidates, want, Role::Decode));
     }
     prefills
         .into_iter()
@@ -209,9 +225,29 @@ fn usable<'a>(
     role: Role,
 ) -> impl Iterator<Item = &'a Candidate> {
     let failed = want.failed;
-    candidates
+    let n_blocks = blocks_for(want.n_context_tokens);
+    candidates.iter().filter(move |node| {
+        let is_too_small = node.n_blocks.is_some_and(|pool| pool < n_blocks);
+        node.role == role && !is_too_small && !failed.contains(&node.target)
+    })
+}
+
+/// Why no node of a role can be used.
+fn none_of(candidates: &[Candidate], want: &Want<'_>, role: Role) -> Unplaced {
+    let n_blocks = blocks_for(want.n_context_tokens);
+    let pools = candidates
         .iter()
-        .filter(move |node| node.role == role && !failed.contains(&node.target))
+        .filter(|node| node.role == role && !want.failed.contains(&node.target))
+        .filter_map(|node| node.n_blocks);
+    match (pools.max(), role) {
+        (Some(n_blocks_max), _) if n_blocks_max < n_blocks => Unplaced::TooLong {
+            role,
+            n_blocks,
+            n_blocks_max,
+        },
+        (_, Role::Prefill) => Unplaced::NoPrefill,
+        (_, Role::Decode) => Unplaced::NoDecode,
+    }
 }
 
 #[cfg(test)]
@@ -230,6 +266,7 @@ mod tests {
             layout_fingerprint: [0; 16],
             queued_tokens: load,
             n_sequences: load,
+            n_blocks: Some(100),
             n_blocks_free: Some(100),
             n_open: 0,
         }
@@ -280,6 +317,34 @@ mod tests {
         assert_eq!(names(&place(&nodes, &want(&[])).expect("pair"))[1], "d0");
         nodes[2].n_blocks_free = Some(1);
         assert_eq!(names(&place(&nodes, &want(&[])).expect("pair"))[1], "d1");
+    }
+
+    #[test]
+    fn a_pool_that_can_never_hold_the_context_is_left_out() {
+        let mut nodes = pools();
+        nodes[3].n_blocks = Some(1);
+        assert_eq!(names(&place(&nodes, &want(&[])).expect("pair"))[1], "d0");
+        nodes[2].n_blocks = Some(1);
+        let too_long = |role, n_blocks_max| {
+            Err(Unplaced::TooLong {
+                role,
+                n_blocks: 2,
+                n_blocks_max,
+            })
+        };
+        assert_eq!(place(&nodes, &want(&[])), too_long(Role::Decode, 1));
+        nodes[2].n_blocks = Some(2);
+        (nodes[0].n_blocks, nodes[1].n_blocks) = (Some(1), Some(0));
+        let require = Want {
+            split: SplitPolicy::Require,
+            ..want(&[])
+        };
+        assert_eq!(place(&nodes, &require), too_long(Role::Prefill, 1));
+        // A decode node that is large enough prefills by itself when the policy allows it.
+        assert_eq!(names(&place(&nodes, &want(&[])).expect("whole")), ["d0"]);
+        // Before its first report a node is given the benefit of the doubt.
+        nodes[1].n_blocks = None;
+        assert_eq!(names(&place(&nodes, &require).expect("pair")), ["p0", "d0"]);
     }
 
     #[test]

@@ -76,6 +76,8 @@ pub struct Submission {
     pub answers: mpsc::Sender<Answer>,
     /// Held until the request has ended on every node.
     pub permit: Permit,
+    /// The client's request, as logs and traces know it.
+    pub span: tracing::Span,
 }
 
 /// The way in. Clones share the admission.
@@ -107,6 +109,7 @@ impl Requests {
             job,
             answers,
             permit,
+            span: tracing::Span::current(),
         };
         self.submissions
             .try_send(submission)
@@ -125,6 +128,11 @@ impl Requests {
 }
 
 impl Requests {
+    /// Jobs that can be open at a time, when nobody else has any.
+    pub fn n_places(&self) -> usize {
+        self.admission.n_permits_max()
+    }
+
     /// Seconds after which a refused client should ask again: longer, the more requests wait.
     pub fn retry_after_s(&self) -> u64 {
         self.admission.retry_after_s()

@@ -20,7 +20,7 @@ use crate::node_client::NodeCalls;
 use crate::requests::{Requests, Submission};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::{Clock, RequestId};
+use tidemill_core::Clock;
 use tidemill_model_files::ModelText;
 use tidemill_service::discovery::Discovery;
 use tidemill_service::grpc::Fabric;
@@ -152,11 +152,7 @@ pub async fn run(
 /// Gives every submission a task. Admission bounds how many there are.
 async fn serve_submissions(shared: Arc<Shared>, mut submissions: mpsc::Receiver<Submission>) {
     while let Some(submission) = submissions.recv().await {
-        let span = tracing::info_span!(
-            "request",
-            request_id = %RequestId::random(),
-            traceparent = submission.job.traceparent.as_str()
-        );
+        let span = tracing::info_span!(parent: &submission.span, "dispatch");
         let request = Request::new(Arc::clone(&shared), submission);
         shared.tasks.spawn(request.run().instrument(span));
     }

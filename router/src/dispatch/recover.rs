@@ -186,9 +186,12 @@ impl Dispatch {
     }
 
     pub(super) fn fail_unplaced(&mut self, unplaced: Unplaced) {
-        let failure = match self.last_failure.take() {
-            None => Failure::new(FailureCode::Unavailable, unplaced.to_string()),
-            Some(last) => Failure::new(
+        let failure = match (self.last_failure.take(), unplaced) {
+            (_, Unplaced::TooLong { .. }) => {
+                Failure::new(FailureCode::ContextLengthExceeded, unplaced.to_string())
+            }
+            (None, _) => Failure::new(FailureCode::Unavailable, unplaced.to_string()),
+            (Some(last), _) => Failure::new(
                 client_code(last.code),
                 format!("{}; {unplaced} is left to try again", last.message),
             ),

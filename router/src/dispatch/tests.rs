@@ -36,6 +36,7 @@ pub(super) fn node(name: &str, role: Role) -> Candidate {
         layout_fingerprint: [2; 16],
         queued_tokens: 0,
         n_sequences: 0,
+        n_blocks: Some(1000),
         n_blocks_free: Some(1000),
         n_open: 0,
     }
@@ -435,6 +436,17 @@ fn a_clients_mistake_is_told_at_once_and_held_against_nobody() {
     )));
     assert_eq!(rig.failure_code(), FailureCode::ContextLengthExceeded);
     assert!(!rig.all.iter().any(|e| matches!(e, Effect::Report { .. })));
+}
+
+#[test]
+fn a_context_that_no_pool_can_ever_hold_is_the_clients_mistake() {
+    let mut rig = Rig::new(DispatchConfig::default(), job(3));
+    for node in &mut rig.nodes {
+        node.n_blocks = Some(1);
+    }
+    rig.apply(Event::Start);
+    assert_eq!(rig.failure_code(), FailureCode::ContextLengthExceeded);
+    assert!(rig.cancels().is_empty(), "no node was asked");
 }
 
 #[test]

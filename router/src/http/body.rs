@@ -18,6 +18,10 @@ pub const BODY_BYTES_MAX: usize = 8 << 20;
 pub(super) const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest silence within a body.
 pub(super) const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// What a refused client may still send, and for how long, before it is cut off. A client that sees its connection
+/// closed while it sends would not read why.
+const REST_BYTES_MAX: usize = 16 << 20;
+const REST_TIME_MAX: Duration = Duration::from_secs(2);
 /// What a permit of the budget stands for.
 const BUDGET_UNIT_BYTES: usize = 64 << 10;
 /// All bodies together.
@@ -93,7 +97,7 @@ pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// 413 past the limit, 408 when it comes too slowly, 429 when the budget is used up, 400 when it breaks off.
-pub(super) async fn read(mut body: Body, budget: &BodyBudget) -> Result<WholeBody, ApiError> {
+pub(super) async fn read(body: &mut Body, budget: &BodyBudget) -> Result<WholeBody, ApiError> {
     let deadline = Instant::now() + BODY_TIME_MAX;
     let mut share = budget.take(1)?;
     let mut bytes = Vec::new();
@@ -124,6 +128,21 @@ pub(super) async fn read(mut body: Body, budget: &BodyBudget) -> Result<WholeBod
             share.merge(budget.take(n_units - share.num_permits())?);
         }
     }
+}
+
+/// Throws away what a refused client still sends, within bounds.
+pub(super) async fn discard(mut body: Body) {
+    let mut n_bytes = 0;
+    let reading = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            n_bytes += frame.data_ref().map_or(0, |data| data.len());
+            if n_bytes > REST_BYTES_MAX {
+                return;
+            }
+        }
+    };
+    // Out of time is as good as out of bytes: the answer goes out either way.
+    let _ = timeout(REST_TIME_MAX, reading).await;
 }
 
 fn too_large() -> ApiError {
@@ -184,7 +203,7 @@ mod tests {
     async fn b109_an_endless_body_stops_at_the_limit() {
         let budget = BodyBudget::new();
         let endless = stream::repeat_with(|| Ok::<_, Infallible>(vec![b' '; 1 << 20]));
-        let refused = read(Body::from_stream(endless), &budget).await.err();
+        let refused = read(&mut Body::from_stream(endless), &budget).await.err();
         assert_eq!(
             refused.expect("refused").status,
             StatusCode::PAYLOAD_TOO_LARGE
@@ -195,10 +214,20 @@ mod tests {
         );
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_is_thrown_away_is_bounded_in_bytes_and_time() {
+        let endless = stream::repeat_with(|| Ok::<_, Infallible>(vec![b' '; 1 << 20]));
+        discard(Body::from_stream(endless)).await;
+        discard(Body::from_stream(stream::pending::<
+            Result<Vec<u8>, Infallible>,
+        >()))
+        .await;
+    }
+
     #[tokio::test]
     async fn the_budget_bounds_all_bodies_together() {
         let budget = BodyBudget::new();
-        let large = || read(Body::from(vec![b' '; BODY_BYTES_MAX]), &budget);
+        let large = async || read(&mut Body::from(vec![b' '; BODY_BYTES_MAX]), &budget).await;
         let mut held = Vec::new();
         for _ in 0..BUDGET_BYTES / BODY_BYTES_MAX {
             let Ok(body) = large().await else {
@@ -216,7 +245,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn b077_a_silent_body_times_out() {
         let silent = stream::pending::<Result<Vec<u8>, Infallible>>();
-        let refused = read(Body::from_stream(silent), &BodyBudget::new())
+        let refused = read(&mut Body::from_stream(silent), &BodyBudget::new())
             .await
             .err();
         assert_eq!(

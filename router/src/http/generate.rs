@@ -4,15 +4,15 @@
 //! the response body: when the client leaves, hyper drops either, and the drop is the cancel, streaming or not.
 
 use super::App;
-use super::body;
+use super::body::{self, WholeBody};
 use super::choice::{self, ChoiceEvent, Ended};
 use super::error::ApiError;
-use super::headers;
+use super::headers::{self, Identity};
 use super::plan::{Envelope, Plan, plan};
 use super::shape::{Endpoint, Shape, Usage, WholeChoice};
 use super::sse;
 use axum::body::Body;
-use axum::http::{HeaderValue, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use futures::StreamExt;
 use futures::stream::{BoxStream, select_all};
 use std::sync::Arc;
@@ -40,39 +40,35 @@ pub(super) struct Running {
 pub(super) async fn serve(
     app: Arc<App>,
     endpoint: Endpoint,
+    identity: Identity,
     request: Request<Body>,
 ) -> Response<Body> {
-    let id = RequestId::random();
-    let label = headers::label(request.headers(), id);
-    let mut response = match answer(&app, endpoint, id, request).await {
+    match answer(&app, endpoint, identity, request).await {
         Ok(response) => response,
         Err(error) => {
-            tracing::debug!(request = %id, status = error.status.as_u16(), code = error.code, "refused or failed");
+            let status = error.status.as_u16();
+            tracing::debug!(status, code = error.code, "refused or failed");
             error.response()
         }
-    };
-    response.headers_mut().insert(headers::REQUEST_LABEL, label);
-    response
+    }
 }
 
 async fn answer(
     app: &Arc<App>,
     endpoint: Endpoint,
-    id: RequestId,
+    identity: Identity,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let (parts, body) = request.into_parts();
-    body::check_headers(&parts.headers)?;
-    let time_max = headers::timeout(&parts.headers)?.unwrap_or(app.config.request_time_max);
-    let time_max_us = u64::try_from(time_max.as_micros()).unwrap_or(u64::MAX);
-    let give_up = Instant::now() + time_max + DEADLINE_GRACE;
-    let envelope = Envelope {
-        endpoint,
-        id,
-        deadline: app.config.clock.now().plus_us(time_max_us),
-        traceparent: headers::traceparent(&parts.headers),
+    let (parts, mut body) = request.into_parts();
+    let read = read(app, endpoint, (identity, &parts.headers), &mut body).await;
+    let (envelope, give_up, body) = match read {
+        Ok(read) => read,
+        Err(error) => {
+            body::discard(body).await;
+            return Err(error);
+        }
     };
-    let body = body::read(body, &app.body_budget).await?;
+    let id = envelope.id;
     let planned = plan_elsewhere(app, body, envelope).await?;
     let is_stream = planned.stream;
     let mut running = Running::start(app, endpoint, id, (planned, give_up))?;
@@ -87,10 +83,31 @@ async fn answer(
     collect(running).await
 }
 
+/// Headers and body, each within its bounds; and when to give up waiting for dispatch.
+async fn read(
+    app: &App,
+    endpoint: Endpoint,
+    (identity, headers): (Identity, &HeaderMap),
+    body: &mut Body,
+) -> Result<(Envelope, Instant, WholeBody), ApiError> {
+    body::check_headers(headers)?;
+    let time_max = headers::timeout(headers)?.unwrap_or(app.config.request_time_max);
+    let time_max_us = u64::try_from(time_max.as_micros()).unwrap_or(u64::MAX);
+    let give_up = Instant::now() + time_max + DEADLINE_GRACE;
+    let envelope = Envelope {
+        endpoint,
+        id: identity.id,
+        deadline: app.config.clock.now().plus_us(time_max_us),
+        traceparent: identity.traceparent,
+    };
+    let whole = body::read(body, &app.body_budget).await?;
+    Ok((envelope, give_up, whole))
+}
+
 /// Parsing and tokenising may take long for a large body, so they leave the async threads.
 async fn plan_elsewhere(
     app: &Arc<App>,
-    body: body::WholeBody,
+    body: WholeBody,
     envelope: Envelope,
 ) -> Result<Plan, ApiError> {
     let permit = Arc::clone(&app.text_jobs)
@@ -102,8 +119,10 @@ async fn plan_elsewhere(
             ))
         })?;
     let app = Arc::clone(app);
+    let span = tracing::debug_span!("tokenise", n_bytes = body.bytes.len());
     let planned = tokio::task::spawn_blocking(move || {
         let _permit = permit;
+        let _span = span.entered();
         plan(&body.bytes, &envelope, &app.config.model_name, &app.model)
     });
     planned.await.unwrap_or_else(|error| {
@@ -150,6 +169,16 @@ impl Running {
         id: RequestId,
         (plan, give_up): (Plan, Instant),
     ) -> Result<Self, ApiError> {
+        let n_places = app.requests.n_places();
+        if plan.choices.len() > n_places {
+            return Err(ApiError::invalid(
+                "n",
+                format!(
+                    "{} choices are asked for (n times the number of prompts); this router has {n_places} places in all",
+                    plan.choices.len()
+                ),
+            ));
+        }
         let mut events = Vec::with_capacity(plan.choices.len());
         for (index, (job, choice)) in plan.choices.into_iter().enumerate() {
             // On a refusal the choices before this one are dropped, and so cancelled.

@@ -18,6 +18,15 @@ pub(super) const TIMEOUT_MS_MAX: u64 = 3_600_000;
 const LABEL_BYTES_MAX: usize = 128;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
+/// What names a request in every log line, span and message that is about it.
+#[derive(Clone)]
+pub(super) struct Identity {
+    /// Ours.
+    pub(super) id: RequestId,
+    /// The trace that it belongs to.
+    pub(super) traceparent: String,
+}
+
 /// The label to echo: the client's, or `own` when it gave none that is 1 to 128 visible ASCII characters.
 pub(super) fn label(headers: &HeaderMap, own: RequestId) -> HeaderValue {
     let is_label = |value: &&HeaderValue| {
@@ -28,6 +37,14 @@ pub(super) fn label(headers: &HeaderMap, own: RequestId) -> HeaderValue {
     given.unwrap_or_else(|| {
         HeaderValue::from_str(&own.to_string()).expect("hexadecimal digits are visible ASCII")
     })
+}
+
+/// Draws a request's identity and takes its trace over.
+pub(super) fn identity(headers: &HeaderMap) -> Identity {
+    Identity {
+        id: RequestId::random(),
+        traceparent: traceparent(headers),
+    }
 }
 
 /// The time limit that the client asks for.
@@ -52,7 +69,7 @@ pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ApiError>
 }
 
 /// The trace of this request: the client's when well formed, else a fresh one that is not sampled.
-pub(super) fn traceparent(headers: &HeaderMap) -> String {
+fn traceparent(headers: &HeaderMap) -> String {
     let given = headers
         .get(TRACEPARENT)
         .and_then(|value| value.to_str().ok());

@@ -30,10 +30,11 @@ pub use request::{Common, SamplingWish};
 use crate::requests::Requests;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{Response, StatusCode};
 use axum::middleware::{self, Next};
 use axum::routing::{get, post};
+use headers::Identity;
 use shape::Endpoint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,7 @@ use tidemill_service::health::Admin;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 /// How the public port behaves.
 #[derive(Clone)]
@@ -116,15 +118,24 @@ fn routes(config: HttpConfig, model: Arc<ModelText>, requests: Requests) -> Rout
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(check_header_count))
+        .layer(middleware::from_fn(name_request))
         .with_state(app)
 }
 
-async fn chat(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    generate::serve(app, Endpoint::Chat, request).await
+async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(identity): Extension<Identity>,
+    request: Request,
+) -> Response<Body> {
+    generate::serve(app, Endpoint::Chat, identity, request).await
 }
 
-async fn completions(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    generate::serve(app, Endpoint::Completions, request).await
+async fn completions(
+    State(app): State<Arc<App>>,
+    Extension(identity): Extension<Identity>,
+    request: Request,
+) -> Response<Body> {
+    generate::serve(app, Endpoint::Completions, identity, request).await
 }
 
 async fn unknown_path(request: Request) -> Response<Body> {
@@ -145,6 +156,22 @@ async fn wrong_method(request: Request) -> Response<Body> {
         message,
     )
     .response()
+}
+
+/// Gives every request its id, its span and, in the answer, its label.
+async fn name_request(mut request: Request, next: Next) -> Response<Body> {
+    let identity = headers::identity(request.headers());
+    let label = headers::label(request.headers(), identity.id);
+    let span = tracing::info_span!(
+        "request",
+        request_id = %identity.id,
+        label = label.to_str().unwrap_or_default(),
+        traceparent = identity.traceparent.as_str()
+    );
+    request.extensions_mut().insert(identity);
+    let mut response = next.run(request).instrument(span).await;
+    response.headers_mut().insert(headers::REQUEST_LABEL, label);
+    response
 }
 
 /// HTTP/1 has this bound in its parser, HTTP/2 only one in bytes.

@@ -75,6 +75,11 @@ impl Load {
         reported + self.unreported().count() as u64
     }
 
+    pub(super) fn n_blocks(&self) -> Option<u64> {
+        let (report, _) = self.report.as_ref()?;
+        Some(u64::from(report.n_blocks))
+    }
+
     pub(super) fn n_blocks_free(&self) -> Option<u64> {
         let (report, _) = self.report.as_ref()?;
         Some(u64::from(report.n_blocks_free))

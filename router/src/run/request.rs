@@ -49,6 +49,7 @@ impl Request {
             job,
             answers,
             permit,
+            span: _,
         } = submission;
         Self {
             deadline: job.deadline,

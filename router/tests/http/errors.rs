@@ -199,14 +199,22 @@ async fn another_model_and_other_paths_are_not_found() {
 #[tokio::test]
 async fn a_full_house_is_told_at_once() {
     let door = Door::open_with(Arc::new(Admission::new(2, 0)), |_| {}, |job| say(job, "y")).await;
-    let reply = door.chat("x", json!({"n": 3})).await;
+    let taken = door.admission.try_admit().expect("a free place");
+    let reply = door.chat("x", json!({"n": 2})).await;
     assert_eq!(
         (reply.error().0, reply.error().1.as_str()),
         (429, "overloaded")
     );
     assert_eq!(reply.headers["retry-after"], "1");
+    drop(taken);
     door.all_ended().await;
     assert_eq!(door.chat("x", json!({"n": 2})).await.status, 200);
+    // More choices than there are places can never be served: no use in trying again.
+    let reply = door.chat("x", json!({"n": 3})).await;
+    assert_eq!(
+        (reply.error().0, reply.json()["error"]["param"].clone()),
+        (400, json!("n"))
+    );
     door.admission.close();
     assert_eq!(door.chat("x", json!({})).await.error().1, "draining");
 }

@@ -86,4 +86,14 @@ async fn labels_are_echoed_and_traces_passed_on() {
         (reply.status, &reply.headers["x-request-id"]),
         (400, &"mine-2".parse().expect("a value"))
     );
+    // So does everything else that is answered.
+    for (path, status) in [
+        ("/v1/models", 200),
+        ("/v1/nothing", 404),
+        ("/v1/completions", 405),
+    ] {
+        let reply = door.get(path).await;
+        assert_eq!((path, reply.status), (path, status));
+        assert_eq!(reply.headers["x-request-id"].len(), 32, "{path}");
+    }
 }

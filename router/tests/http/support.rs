@@ -234,6 +234,7 @@ async fn play(submission: Submission, script: Script, n_cancelled: Arc<AtomicUsi
         job,
         answers,
         permit,
+        span: _,
     } = submission;
     let script = script(&job);
     let is_empty = script.is_empty();
