@@ -1,7 +1,7 @@
 //! The flags of a node process, the same for every role, and what they amount to.
 //!
 //! A flag that cannot work is refused before any port is bound: addresses that other machines reach without
-//! `--insecure-network`, addresses that peers could not use, transports that need another setting.
+//! `--insecure-network`, addresses that peers could not use, transports that a node process does not have.
 
 use crate::bind_guard::{self, OpenBind};
 use crate::telemetry::LogFormat;
@@ -18,7 +18,7 @@ pub struct NodeFlags {
     /// GGUF file or Hugging Face directory.
     #[arg(long, env = "TIDEMILL_MODEL")]
     pub model: PathBuf,
-    /// The name under which clients ask for the model; the model's own unless given.
+    /// The name under which clients ask for the model; that of its file or directory unless given.
     #[arg(long, env = "TIDEMILL_MODEL_NAME")]
     pub model_name: Option<String>,
     /// Address of the control port, as the router (and for prefill also decode nodes) reach it.
@@ -30,9 +30,8 @@ pub struct NodeFlags {
     /// Address of the admin port: /healthz, /readyz, /metrics.
     #[arg(long, env = "TIDEMILL_ADMIN_LISTEN", default_value = "127.0.0.1:0")]
     pub admin_listen: SocketAddr,
-    /// How KV blocks travel between nodes: tcp, or local within one process.
-    #[arg(long, env = "TIDEMILL_KV_TRANSPORT", default_value = "tcp",
-          value_parser = ["local", "shm", "tcp", "ucx"])]
+    /// How KV blocks travel between nodes of several processes; those of `tidemill serve` have another way.
+    #[arg(long, env = "TIDEMILL_KV_TRANSPORT", default_value = "tcp", value_parser = ["tcp"])]
     pub kv_transport: String,
     /// Address at which a prefill node lends its blocks; the host of --listen and a free port unless given.
     #[arg(long, env = "TIDEMILL_KV_LISTEN")]
@@ -120,14 +119,6 @@ pub enum FlagError {
         /// Its value.
         address: String,
     },
-    /// A transport that this process does not have.
-    #[error("--kv-transport {transport}: {reason}")]
-    Transport {
-        /// Which.
-        transport: String,
-        /// What to do instead.
-        reason: &'static str,
-    },
     /// A pool that holds too few or too many blocks.
     #[error(
         "--kv-bytes is {kv_bytes}; a block has {block_bytes} bytes, and 2 to {} blocks are allowed",
@@ -146,22 +137,11 @@ fn parse_node_id(text: &str) -> Result<NodeId, String> {
 }
 
 impl NodeFlags {
-    /// Checks what clap cannot: addresses and transports.
+    /// Checks what clap cannot: addresses.
     ///
     /// # Errors
     /// Names the flag and what to do instead.
     pub fn check(&self, role: Role) -> Result<(), FlagError> {
-        let reason = match self.kv_transport.as_str() {
-            "local" => Some("works within one process only; use tcp, or `tidemill serve`"),
-            "shm" | "ucx" => Some("is not in this build; use tcp"),
-            _ => None,
-        };
-        if let Some(reason) = reason {
-            return Err(FlagError::Transport {
-                transport: self.kv_transport.clone(),
-                reason,
-            });
-        }
         bind_guard::check("--admin-listen", self.admin_listen, self.insecure_network)?;
         let listen = self.check_address("--listen", &self.listen)?;
         let kv_listen = match &self.kv_listen {
@@ -208,8 +188,8 @@ impl NodeFlags {
         self.kv_listen.clone().unwrap_or(format!("{host}:0"))
     }
 
-    /// What the flags amount to for a model with this name of its own.
-    pub fn shape(&self, role: Role, own_name: &str, text_fingerprint: [u8; 32]) -> NodeShape {
+    /// What the flags amount to for a model whose text half has this name.
+    pub fn shape(&self, role: Role, text_name: &str, text_fingerprint: [u8; 32]) -> NodeShape {
         let by_address = || {
             let mut name = format!("{}-{}", role.name(), self.listen).replace(['[', ']'], "");
             if self.listen.ends_with(":0") {
@@ -227,7 +207,7 @@ impl NodeFlags {
             model_name: self
                 .model_name
                 .clone()
-                .unwrap_or_else(|| own_name.to_owned()),
+                .unwrap_or_else(|| text_name.to_owned()),
             text_fingerprint,
             kv_bytes: self.kv_bytes,
             kv_dtype: self.kv_dtype,
@@ -259,7 +239,7 @@ impl NodeShape {
 mod tests {
     use super::*;
     use crate::config::parse_from;
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     #[derive(Parser, Debug)]
     struct Flags {
@@ -326,16 +306,17 @@ mod tests {
     }
 
     #[test]
-    fn transports_that_are_not_here_are_refused_with_the_next_step() {
-        for transport in ["local", "shm", "ucx"] {
-            let flags = parse(&["--listen", "127.0.0.1:0", "--kv-transport", transport]);
-            let error = flags
-                .expect("parses")
-                .check(Role::Decode)
-                .expect_err("not here");
-            assert!(error.to_string().contains("tcp"), "{error}");
+    fn help_and_error_name_the_transports_that_are_taken_and_no_other() {
+        for transport in ["local", "shm", "ucx", "pigeon"] {
+            let given = ["--listen", "127.0.0.1:0", "--kv-transport", transport];
+            let error = parse(&given).expect_err("not here").to_string();
+            assert!(error.contains("[possible values: tcp]"), "{error}");
         }
-        assert!(parse(&["--listen", "127.0.0.1:0", "--kv-transport", "pigeon"]).is_err());
+        let help = Flags::command().render_long_help().to_string();
+        for transport in ["local,", "local]", "shm", "ucx"] {
+            assert!(!help.contains(transport), "{transport}: {help}");
+        }
+        assert!(help.contains("[possible values: tcp]"), "{help}");
     }
 
     #[test]
