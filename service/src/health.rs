@@ -8,8 +8,14 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use prometheus_client::registry::Registry;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Metric, Registry};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tidemill_core::NodeId;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +24,20 @@ use tokio_util::sync::CancellationToken;
 pub struct Admin {
     readiness: Arc<Mutex<Readiness>>,
     registry: Arc<Mutex<Registry>>,
+    nodes: NodeFamilies,
+}
+
+/// The metrics of this process's nodes, by name. Nodes of one role share a family and are told apart by a label: a
+/// name that is registered again would be a second family of that name, which scrapers refuse.
+#[derive(Clone, Default)]
+struct NodeFamilies {
+    gauges: Arc<Mutex<BTreeMap<String, Family<NodeLabel, Gauge>>>>,
+    counters: Arc<Mutex<BTreeMap<String, Family<NodeLabel, Counter>>>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct NodeLabel {
+    node_id: String,
 }
 
 #[derive(Default)]
@@ -41,6 +61,7 @@ impl Admin {
         Self {
             readiness: Arc::default(),
             registry: Arc::clone(&self.registry),
+            nodes: self.nodes.clone(),
         }
     }
 
@@ -74,6 +95,38 @@ impl Admin {
     /// Adds metrics.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The gauge of a node of this process, in a family with those of its other nodes.
+    pub fn node_gauge(&self, name: &str, help: &str, node_id: &NodeId) -> Gauge {
+        self.of_node(&self.nodes.gauges, (name, help), node_id)
+    }
+
+    /// The counter of a node of this process, in a family with those of its other nodes.
+    pub fn node_counter(&self, name: &str, help: &str, node_id: &NodeId) -> Counter {
+        self.of_node(&self.nodes.counters, (name, help), node_id)
+    }
+
+    fn of_node<M>(
+        &self,
+        families: &Mutex<BTreeMap<String, Family<NodeLabel, M>>>,
+        (name, help): (&str, &str),
+        node_id: &NodeId,
+    ) -> M
+    where
+        M: Clone + Default + Send + Sync + 'static,
+        Family<NodeLabel, M>: Metric,
+    {
+        let mut families = families.lock().unwrap_or_else(PoisonError::into_inner);
+        let family = families.entry(name.to_owned()).or_insert_with(|| {
+            let family = Family::default();
+            self.register(|registry| registry.register(name, help, family.clone()));
+            family
+        });
+        let label = NodeLabel {
+            node_id: node_id.to_string(),
+        };
+        family.get_or_create(&label).clone()
     }
 
     /// The routes of the admin port.

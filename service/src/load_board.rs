@@ -5,6 +5,7 @@
 //! counts are the node's gauges at the admin port.
 
 use crate::health::Admin;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use std::time::Duration;
 use tidemill_core::{LoadReport, Timestamp};
@@ -23,7 +24,6 @@ pub struct LoadBoard {
 }
 
 /// What a report says, as metrics.
-#[derive(Default)]
 struct Gauges {
     waiting: Gauge,
     running: Gauge,
@@ -31,39 +31,26 @@ struct Gauges {
     blocks: Gauge,
     free: Gauge,
     leased: Gauge,
+    after_cancel: Counter,
 }
 
 impl Gauges {
     fn register(report: &LoadReport, admin: &Admin) -> Self {
-        let gauges = Self::default();
-        let named = [
-            ("sequences_waiting", "Sequences that wait", &gauges.waiting),
-            (
-                "sequences_running",
-                "Sequences in the running batch",
-                &gauges.running,
+        let full_name = |name| format!("tidemill_{}_{name}", report.role.name());
+        let gauge = |name, help| admin.node_gauge(&full_name(name), help, &report.node_id);
+        let counter = |name, help| admin.node_counter(&full_name(name), help, &report.node_id);
+        let gauges = Self {
+            waiting: gauge("sequences_waiting", "Sequences that wait"),
+            running: gauge("sequences_running", "Sequences in the running batch"),
+            queued: gauge("queued_tokens", "Prompt tokens not yet computed"),
+            blocks: gauge("blocks", "KV blocks of the pool"),
+            free: gauge("blocks_free", "KV blocks free or evictable"),
+            leased: gauge("blocks_leased", "KV blocks lent to importers"),
+            after_cancel: counter(
+                "tokens_after_cancel",
+                "Tokens computed for requests that had been given up",
             ),
-            (
-                "queued_tokens",
-                "Prompt tokens not yet computed",
-                &gauges.queued,
-            ),
-            ("blocks", "KV blocks of the pool", &gauges.blocks),
-            ("blocks_free", "KV blocks free or evictable", &gauges.free),
-            (
-                "blocks_leased",
-                "KV blocks lent to importers",
-                &gauges.leased,
-            ),
-        ];
-        admin.register(|registry| {
-            let label = ("node_id".into(), report.node_id.to_string().into());
-            let registry = registry.sub_registry_with_label(label);
-            for (name, help, gauge) in named {
-                let name = format!("tidemill_{}_{name}", report.role.name());
-                registry.register(name, help, gauge.clone());
-            }
-        });
+        };
         gauges.set(report);
         gauges
     }
@@ -108,6 +95,14 @@ impl LoadBoard {
         self.reports.send_replace(report);
     }
 
+    /// Shows how many tokens this node has computed for nobody, in all.
+    pub fn show_tokens_after_cancel(&self, n_tokens: u64) {
+        let shown = self.gauges.after_cancel.get();
+        self.gauges
+            .after_cancel
+            .inc_by(n_tokens.saturating_sub(shown));
+    }
+
     /// How long the loop may wait: until `wakeup` or until the next report must be shown.
     pub fn wait_until(&self, wakeup: Option<Timestamp>, now: Timestamp) -> Duration {
         let longest = u64::try_from(INTERVAL_MAX.as_micros()).expect("a tenth of a second");
@@ -121,6 +116,7 @@ impl LoadBoard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
     use tidemill_core::{Incarnation, NodeId, Role};
 
     fn report(sequence_number: u64) -> LoadReport {
@@ -155,6 +151,14 @@ mod tests {
         assert!(!board.is_due(start.plus_us(50_001)));
     }
 
+    fn scraped(admin: &Admin) -> String {
+        let mut text = String::new();
+        let encoded = admin
+            .register(|registry| prometheus_client::encoding::text::encode(&mut text, registry));
+        encoded.expect("encodes");
+        text
+    }
+
     #[test]
     fn the_admin_port_shows_the_same_counts() {
         let admin = Admin::default();
@@ -162,11 +166,67 @@ mod tests {
         let mut busy = report(2);
         busy.n_running = 3;
         board.publish(busy, Timestamp(1));
-        let mut text = String::new();
-        let encoded = admin
-            .register(|registry| prometheus_client::encoding::text::encode(&mut text, registry));
-        encoded.expect("encodes");
-        let line = "tidemill_decode_sequences_running{node_id=\"decode-0\"} 3";
-        assert!(text.contains(line), "{text}");
+        board.show_tokens_after_cancel(5);
+        board.show_tokens_after_cancel(7);
+        let text = scraped(&admin);
+        for line in [
+            "tidemill_decode_sequences_running{node_id=\"decode-0\"} 3",
+            "tidemill_decode_tokens_after_cancel_total{node_id=\"decode-0\"} 7",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+
+    /// Reads the text as a scraper does: each family once, its samples below it, no series twice.
+    fn series(text: &str) -> BTreeMap<String, f64> {
+        let (mut told, mut series) = (BTreeSet::new(), BTreeMap::new());
+        let mut family = "";
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            if let Some(comment) = line.strip_prefix("# ") {
+                let mut words = comment.splitn(3, ' ');
+                let (kind, name) = (words.next().expect("a kind"), words.next().expect("a name"));
+                assert!(["HELP", "TYPE"].contains(&kind), "{line}");
+                assert!(told.insert((kind, name)), "told twice: {line}\n{text}");
+                family = name;
+                continue;
+            }
+            let (sample, value) = line.rsplit_once(' ').expect("a sample");
+            let name = sample.split('{').next().expect("a name");
+            assert!(
+                [name, name.trim_end_matches("_total")].contains(&family),
+                "{line}"
+            );
+            let value = value.parse().expect("a number");
+            assert!(
+                series.insert(sample.to_owned(), value).is_none(),
+                "twice: {line}"
+            );
+        }
+        series
+    }
+
+    #[test]
+    fn nodes_of_one_process_share_their_families() {
+        let admin = Admin::default();
+        let board = |role: Role, node_idx: u32| {
+            let mut first = report(1);
+            first.role = role;
+            first.node_id = NodeId::new(format!("{}-{node_idx}", role.name())).expect("valid");
+            first.n_blocks = 10 + node_idx;
+            LoadBoard::new(first, &admin.part(), Timestamp(0)).1
+        };
+        let roles = [Role::Prefill, Role::Decode];
+        let _boards: Vec<LoadBoard> = roles
+            .into_iter()
+            .flat_map(|role| [board(role, 0), board(role, 1)])
+            .collect();
+        let series = series(&scraped(&admin));
+        assert_eq!(series.len(), 4 * 7, "{series:?}");
+        for role in ["prefill", "decode"] {
+            for (node_idx, n_blocks) in [(0, 10.0), (1, 11.0)] {
+                let name = format!("tidemill_{role}_blocks{{node_id=\"{role}-{node_idx}\"}}");
+                assert_eq!(series[&name], n_blocks);
+            }
+        }
     }
 }
