@@ -44,7 +44,7 @@ fn load(flags: &NodeFlags) -> anyhow::Result<Loaded> {
     let text = open_text(&flags.model).with_context(named)?;
     let files = open(&flags.model).with_context(named)?;
     let model = Model::load(&files, Isa::detect()).with_context(named)?;
-    let shape = flags.shape(Role::Decode, model.name(), text.text_fingerprint);
+    let shape = flags.shape(Role::Decode, &text.name, text.text_fingerprint);
     // What does not fit is a bad configuration, found before a port is bound.
     shape.n_blocks(model.facts(shape.kv_dtype).layout.block_bytes())?;
     Ok((Arc::new(model), shape))
@@ -53,4 +53,25 @@ fn load(flags: &NodeFlags) -> anyhow::Result<Loaded> {
 async fn start((model, shape): Loaded, around: Surroundings) -> anyhow::Result<RunningNode> {
     let (settings, parts) = assemble(&model, shape, None, around)?;
     Ok(run::start(settings, parts).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_model_files::testing::{TinySpec, write_gguf};
+
+    #[test]
+    fn the_model_goes_by_its_files_name_as_at_the_router() {
+        let stem = format!("decode-node-{}-named", std::process::id());
+        let path = std::env::temp_dir().join(format!("{stem}.gguf"));
+        write_gguf(&path, &TinySpec::default()).expect("the temporary directory is writable");
+        let model = path.to_str().expect("an ASCII path");
+        let flags = ["decode-node", "--listen", "127.0.0.1:0", "--model", model];
+        let flags: Flags = Flags::parse_from(flags);
+        let loaded = load(&flags.node);
+        std::fs::remove_file(path).expect("just written");
+        let (model, shape) = loaded.expect("it loads");
+        assert_eq!(model.name(), "tiny");
+        assert_eq!(shape.model_name, stem);
+    }
 }
