@@ -26,24 +26,33 @@ const HF_FILES: [(&str, bool); 6] = [
 /// # Errors
 /// When the name is unknown or its source cannot be reached; running the command again goes on where it stopped.
 pub(crate) fn pull(name: &str) -> Result<PathBuf> {
-    if DEFAULT_NAMES.contains(&name.to_ascii_lowercase().as_str()) {
+    if is_default(name) {
         return pull_default();
     }
+    if !is_hub_name(name) {
+        bail!(
+            "model {name:?} is not known; use a path, {DEFAULT_NAMES:?}, or a Hugging Face name like owner/model"
+        );
+    }
+    pull_from_hub(name)
+}
+
+/// True for a name of the default model.
+pub(crate) fn is_default(name: &str) -> bool {
+    DEFAULT_NAMES.contains(&name.to_ascii_lowercase().as_str())
+}
+
+/// True for exactly `owner/name`.
+pub(crate) fn is_hub_name(name: &str) -> bool {
     let parts: Vec<&str> = name.split('/').collect();
-    let is_hub_name = parts.len() == 2
+    parts.len() == 2
         && parts.iter().all(|part| {
             !part.is_empty()
                 && !part.starts_with('.')
                 && part
                     .chars()
                     .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-        });
-    if !is_hub_name {
-        bail!(
-            "model {name:?} is not known; use a path, {DEFAULT_NAMES:?}, or a Hugging Face name like owner/model"
-        );
-    }
-    pull_from_hub(name)
+        })
 }
 
 fn models_dir() -> Result<PathBuf> {
