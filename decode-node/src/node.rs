@@ -372,6 +372,11 @@ impl Node {
         }
     }
 
+    /// Tokens that were computed although their request had been given up: a step in flight goes on to its end.
+    pub fn n_tokens_after_cancel(&self) -> u64 {
+        self.scheduler.n_tokens_after_cancel()
+    }
+
     /// Proves that every block, import and answer has an owner.
     ///
     /// # Errors

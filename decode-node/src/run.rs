@@ -190,6 +190,8 @@ impl Loop {
             self.carry_out(effects, now);
             if self.board.is_due(now) {
                 self.board.publish(self.node.load_report(), now);
+                self.board
+                    .show_tokens_after_cancel(self.node.n_tokens_after_cancel());
             }
             if self.node.is_draining() && self.node.is_idle() {
                 self.exporters.part().await;

@@ -183,6 +183,7 @@ pub struct Scheduler {
     next_arrival: Arrival,
     next_step_id: u64,
     n_preemptions: u64,
+    n_tokens_after_cancel: u64,
 }
 
 impl Scheduler {
@@ -205,6 +206,7 @@ impl Scheduler {
             next_arrival: 0,
             next_step_id: 0,
             n_preemptions: 0,
+            n_tokens_after_cancel: 0,
         }
     }
 
@@ -333,6 +335,11 @@ impl Scheduler {
     /// Preemptions so far.
     pub fn n_preemptions(&self) -> u64 {
         self.n_preemptions
+    }
+
+    /// Tokens that steps in flight computed for sequences that had been cancelled meanwhile.
+    pub fn n_tokens_after_cancel(&self) -> u64 {
+        self.n_tokens_after_cancel
     }
 
     /// Context tokens that are queued and not yet computed.

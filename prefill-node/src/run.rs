@@ -246,6 +246,8 @@ impl Loop {
             self.kv_server.check()?;
             if self.board.is_due(now) {
                 self.board.publish(self.node.load_report(), now);
+                self.board
+                    .show_tokens_after_cancel(self.node.n_tokens_after_cancel());
             }
             if self.node.is_draining() && self.node.is_idle() {
                 return Ok(());

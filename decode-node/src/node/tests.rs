@@ -403,6 +403,11 @@ fn a_cancel_frees_everything_in_every_state() {
         "no token after a cancel"
     );
     computing.assert_idle();
+    assert_eq!(
+        computing.node.n_tokens_after_cancel(),
+        1,
+        "computed for nobody"
+    );
 
     // Ended, unknown, and of another life: nothing happens.
     computing.cancel(REQUEST);

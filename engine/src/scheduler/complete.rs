@@ -63,6 +63,7 @@ impl Scheduler {
             .get_mut(&item.arrival)
             .expect("what is in flight is running");
         if sequence.is_cancelled {
+            self.n_tokens_after_cancel += item.n_tokens as u64;
             self.remove(item.arrival);
             pool.release_all(Owner::Sequence(sequence_id));
             return;

@@ -527,9 +527,12 @@ fn a_cancel_frees_at_once_or_when_the_step_has_ended() {
     bench.scheduler.cancel(&mut bench.pool, SequenceId(1));
     bench.scheduler.cancel(&mut bench.pool, SequenceId(99));
     assert_eq!(bench.pool.n_free(), 60, "the step still writes there");
+    assert_eq!(bench.scheduler.n_tokens_after_cancel(), 0);
     let output = bench.executor.step(&plan, &mut NoProgress);
     bench.complete(output);
     bench.assert_idle();
+    let n_fed: usize = plan.items.iter().map(|item| item.tokens.len()).sum();
+    assert_eq!(bench.scheduler.n_tokens_after_cancel(), n_fed as u64);
     assert!(bench.tokens.is_empty() && bench.failed.is_empty());
     bench.submit(3, spec(prompt(1, 20), 9));
     assert!(bench.step());

@@ -431,6 +431,11 @@ fn a_cancel_frees_everything_in_every_state() {
         "a cancelled one says no more"
     );
     computing.assert_idle();
+    assert_eq!(
+        computing.node.n_tokens_after_cancel(),
+        40,
+        "computed for nobody"
+    );
 
     // While its digests are computed.
     let mut digested = fresh();
