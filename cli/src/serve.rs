@@ -24,7 +24,7 @@ use tidemill_service::discovery::LocalDiscovery;
 use tidemill_service::grpc::Fabric;
 use tidemill_service::health::Admin;
 use tidemill_service::telemetry::LogFormat;
-use tidemill_service::{bind_guard, drain, telemetry};
+use tidemill_service::{bind_guard, config, drain, telemetry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -122,6 +122,7 @@ pub(crate) fn check(args: &ServeArgs) -> Result<impl FnOnce() -> Result<()>> {
     shape.n_blocks(opened.model.facts(args.kv_dtype).layout.block_bytes())?;
     Ok(move || {
         if args.check_config {
+            config::say_valid("serve", &args.listen.to_string(), &path);
             return Ok(());
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -47,7 +47,7 @@ struct Flags {
     /// GGUF file or Hugging Face directory; only its text half is read.
     #[arg(long, env = "TIDEMILL_MODEL")]
     model: PathBuf,
-    /// The name under which clients ask for the model; the model's own unless given.
+    /// The name under which clients ask for the model; that of its file or directory unless given.
     #[arg(long, env = "TIDEMILL_MODEL_NAME")]
     model_name: Option<String>,
     /// Where nodes are found.
@@ -88,6 +88,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error, config::EXIT_CONFIG),
     };
     if flags.check_config {
+        config::say_valid("router", &flags.listen.to_string(), &flags.model);
         return ExitCode::SUCCESS;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -5,6 +5,7 @@
 //! the given ones, so that one parser (clap) checks every value, whatever its source.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::Path;
 
 /// Exit status of a bad configuration (`EX_USAGE`).
@@ -24,6 +25,17 @@ fn exit_with(error: &clap::Error) -> ! {
     // clap prints help and version on standard output and counts them as a success.
     let _ = error.print();
     std::process::exit(if error.use_stderr() { EXIT_CONFIG } else { 0 });
+}
+
+/// Says on standard output that `--check-config` has found nothing wrong.
+pub fn say_valid(role: &str, listen: &str, model: &Path) {
+    // Nobody reads a closed standard output; the exit status says the same.
+    let _ = writeln!(std::io::stdout(), "{}", valid_line(role, listen, model));
+}
+
+fn valid_line(role: &str, listen: &str, model: &Path) -> String {
+    let model = model.display();
+    format!("configuration is valid: role={role} listen={listen} model={model}")
 }
 
 /// Parses `T` from these arguments (the first names the program).
@@ -180,6 +192,13 @@ mod tests {
         let pull = parse(&["test", "pull", "x"]).expect("valid");
         assert!(matches!(pull, Commands::Pull { name } if name == "x"));
         std::fs::remove_file(path).expect("just written");
+    }
+
+    #[test]
+    fn a_valid_configuration_is_told_in_one_line() {
+        let line = valid_line("decode", "127.0.0.1:7002", Path::new("m.gguf"));
+        let wanted = "configuration is valid: role=decode listen=127.0.0.1:7002 model=m.gguf";
+        assert_eq!(line, wanted);
     }
 
     #[test]

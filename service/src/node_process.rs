@@ -3,7 +3,7 @@
 //!
 //! Exit status 0 after a clean drain, 64 when a flag or the model does not hold, 1 when the node ended otherwise.
 
-use crate::config::EXIT_CONFIG;
+use crate::config::{self, EXIT_CONFIG};
 use crate::grpc::Fabric;
 use crate::health::Admin;
 use crate::node_flags::NodeFlags;
@@ -46,6 +46,7 @@ pub fn run<M>(
         Err(error) => return refuse(role, &error, EXIT_CONFIG),
     };
     if flags.check_config {
+        config::say_valid(role.name(), &flags.listen, &flags.model);
         return ExitCode::SUCCESS;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
