@@ -4,11 +4,13 @@
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tidemill_tests::answer::{COMPLETIONS, End, Events, ask, ask_stream};
 use tidemill_tests::deployment::{Deployment, Shape, greedy, serve};
 use tidemill_tests::http;
+use tidemill_tests::metrics::Metrics;
 use tidemill_tests::model::{ModelFile, Scratch};
 use tidemill_tests::process::{Process, Ready};
 use tidemill_tests::wait_until;
@@ -91,6 +93,7 @@ fn bad_settings_end_with_64_and_name_the_flag() -> Result<()> {
             .context("a node")?;
         for (flag, value) in [
             ("--kv-transport", "ucx"),
+            ("--kv-transport", "local"),
             ("--kv-bytes", "1"),
             ("--kv-bytes", "many"),
             ("--kv-dtype", "f7"),
@@ -109,12 +112,57 @@ fn bad_settings_end_with_64_and_name_the_flag() -> Result<()> {
 }
 
 #[test]
+fn a_list_of_nodes_that_cannot_be_called_is_refused() -> Result<()> {
+    let model = ModelFile::tiny()?;
+    let (program, whole) = programs(&model.argument()?).swap_remove(0);
+    for nodes in ["", "decode=localhost", "decode=127.0.0.1:1,prefill=a:0"] {
+        let (status, _, stderr) = run(program, &with(&whole, "--nodes", nodes))?;
+        let case = format!("--nodes {nodes:?}: {status:?} {stderr}");
+        ensure!(status == Some(BAD_CONFIG), "{case}");
+        let last = nodes.rsplit(',').next().unwrap_or_default();
+        ensure!(
+            stderr.contains(last) && stderr.contains("role=host:port"),
+            "{case}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn several_nodes_of_one_process_share_their_metrics() -> Result<()> {
+    let model = ModelFile::tiny()?;
+    let (_process, ready) = serve(&model, &["--prefill", "2", "--decode", "2"])?;
+    let metrics = Metrics::read(ready.admin)?;
+    let comments: Vec<&str> = metrics
+        .text()
+        .lines()
+        .filter(|line| line.starts_with("# TYPE ") || line.starts_with("# HELP "))
+        .collect();
+    let told: BTreeSet<&str> = comments.iter().copied().collect();
+    ensure!(told.len() == comments.len(), "{}", metrics.text());
+    for role in ["prefill", "decode"] {
+        let blocks = format!("tidemill_{role}_blocks");
+        for node_idx in 0..2 {
+            let label = format!("node_id=\"{role}-{node_idx}\"");
+            ensure!(
+                metrics.sum_where(&blocks, &label)? > 0.0,
+                "{blocks} {label}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn check_config_checks_and_ends() -> Result<()> {
     let model = ModelFile::tiny()?;
     for (program, whole) in programs(&model.argument()?) {
         let (status, stdout, stderr) = run(program, &with(&whole, "--check-config", ""))?;
         ensure!(status == Some(0), "{program}: {status:?} {stderr}");
-        ensure!(!stdout.contains("ready"), "{program}: {stdout}");
+        let start = "configuration is valid: role=";
+        let is_one_line = stdout.lines().count() == 1 && stdout.starts_with(start);
+        ensure!(is_one_line, "{program}: {stdout}");
+        ensure!(stdout.contains(&model.argument()?), "{program}: {stdout}");
     }
     Ok(())
 }
