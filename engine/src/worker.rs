@@ -94,6 +94,9 @@ fn work(
 ) {
     while let Ok(plan) = incoming.recv() {
         let step_id = plan.step_id;
+        let n_tokens: usize = plan.items.iter().map(|item| item.tokens.len()).sum();
+        let n_sequences = plan.items.len();
+        let _span = tracing::debug_span!("step", step_id, n_sequences, n_tokens).entered();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             executor.step(&plan, &mut Forward(&mut report))
         }));

@@ -91,6 +91,8 @@ pub enum Change {
     Joined,
     /// It cannot be used, and why.
     Refused(String),
+    /// It takes work, but no node of the other role can exchange KV with it, and why.
+    Unpaired(String),
     /// It failed too often and is left alone for so many microseconds.
     Ejected(u64),
     /// It, or the way to it, was lost.
@@ -251,6 +253,7 @@ impl Membership {
             .as_ref()
             .ok()
             .and_then(|description| self.twin(&entry, description));
+        let unpaired = result.as_ref().ok().and_then(|it| self.unpaired(it));
         let config = &self.config;
         let Some(node) = self.nodes.get_mut(&entry) else {
             return;
@@ -280,11 +283,12 @@ impl Membership {
                 node.description = Some(description);
                 if is_new {
                     node.load = Load::default();
-                    let change = Change::Joined;
-                    self.effects.push(Effect::Tell {
+                    let told = [Some(Change::Joined), unpaired.map(Change::Unpaired)];
+                    let told = told.into_iter().flatten().map(|change| Effect::Tell {
                         entry: entry.clone(),
                         change,
                     });
+                    self.effects.extend(told);
                 }
                 if is_new || !node.is_watched {
                     node.is_watched = true;
@@ -312,6 +316,34 @@ impl Membership {
                     description.node_id, known.address
                 )
             })
+    }
+
+    /// Why a node can exchange KV with none of the other role, while there are some.
+    fn unpaired(&self, new: &NodeDescription) -> Option<String> {
+        let mut others = self
+            .nodes
+            .values()
+            .filter_map(|node| node.description.as_ref())
+            .filter(|other| other.role != new.role)
+            .peekable();
+        let example = *others.peek()?;
+        let is_pair = |other: &NodeDescription| {
+            other.model_fingerprint == new.model_fingerprint
+                && other.layout_fingerprint == new.layout_fingerprint
+        };
+        if others.any(is_pair) {
+            return None;
+        }
+        let what = if example.model_fingerprint == new.model_fingerprint {
+            "KV layout; give both the same --kv-dtype and release"
+        } else {
+            "model; give both the same --model"
+        };
+        Some(format!(
+            "it differs from {} node {} in {what}",
+            example.role.name(),
+            example.node_id
+        ))
     }
 
     fn take_report(&mut self, entry: &NodeEntry, report: LoadReport, now: Timestamp) {

@@ -152,9 +152,11 @@ pub async fn run(
 /// Gives every submission a task. Admission bounds how many there are.
 async fn serve_submissions(shared: Arc<Shared>, mut submissions: mpsc::Receiver<Submission>) {
     while let Some(submission) = submissions.recv().await {
-        let span = tracing::info_span!(parent: &submission.span, "dispatch");
+        let outer = submission.span.clone();
+        let inner = tracing::debug_span!(parent: &outer, "dispatch");
         let request = Request::new(Arc::clone(&shared), submission);
-        shared.tasks.spawn(request.run().instrument(span));
+        let life = request.run().instrument(inner);
+        shared.tasks.spawn(life.instrument(outer));
     }
     // The public port is closed; its own end ends the router.
     std::future::pending::<()>().await;

@@ -1,9 +1,10 @@
-//! Logs: one line an event, text or JSON, to standard error. Log statements in this code base name requests
-//! by id and never carry prompts, tokens, capabilities or client keys.
+//! Logs: one line an event and one for each span that ends, text or JSON, to standard error. Log statements in this
+//! code base name requests by id and never carry prompts, tokens, capabilities or client keys.
 
 use std::io::IsTerminal;
 use std::str::FromStr;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 /// Shape of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -36,6 +37,7 @@ pub fn start(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("log filter {filter:?}: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_span_events(FmtSpan::CLOSE)
         // Else a log line that nobody reads any more (a collector that has ended) would panic where it is written.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())

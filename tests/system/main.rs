@@ -10,3 +10,4 @@ mod hostile;
 mod idle;
 mod privacy;
 mod same_answer;
+mod spans;

@@ -138,6 +138,35 @@ fn a_node_is_asked_checked_and_watched_before_it_works() {
 }
 
 #[test]
+fn a_node_that_fits_none_of_the_other_role_is_told_of() {
+    let (mut rig, prefill, decode) = Rig::pair();
+    let unpaired = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Tell {
+                change: Change::Unpaired(reason),
+                ..
+            } => Some(reason.clone()),
+            _ => None,
+        })
+    };
+    let mut other = description(&decode, 2);
+    other.layout_fingerprint = [9; 16];
+    let mut join = |entry: &NodeEntry, it: NodeDescription| {
+        let (entry, result) = (entry.clone(), Ok(it));
+        unpaired(&rig.apply(Event::Described { entry, result }))
+    };
+    let reason = join(&decode, other).expect("no pair is left");
+    assert!(reason.contains("prefill node p0 in KV layout"), "{reason}");
+    let mut other = description(&prefill, 3);
+    other.model_fingerprint = [9; 32];
+    let reason = join(&prefill, other).expect("no pair is left");
+    assert!(reason.contains("decode node d0 in model"), "{reason}");
+    let mut same = description(&prefill, 4);
+    same.layout_fingerprint = [9; 16];
+    assert_eq!(join(&prefill, same), None);
+}
+
+#[test]
 fn a_pair_makes_the_router_ready() {
     let (rig, ..) = Rig::pair();
     assert_eq!(rig.membership.missing(), None);

@@ -227,6 +227,9 @@ fn tell(entry: &NodeEntry, change: &Change) {
         Change::Refused(reason) => {
             tracing::warn!(role, address, %reason, "a node cannot be used");
         }
+        Change::Unpaired(reason) => {
+            tracing::warn!(role, address, %reason, "a node cannot be used for a split");
+        }
         Change::Ejected(pause_us) => {
             let pause_ms = pause_us / 1000;
             tracing::warn!(
