@@ -6,9 +6,13 @@
 //! quantised groups run in index order.
 
 mod activations;
+mod add;
 mod attention;
 mod buffer;
 mod exp;
+mod experts;
+mod gelu;
+mod head_norm;
 mod isa;
 mod kv_element;
 mod kv_store;
@@ -18,6 +22,7 @@ mod norm;
 mod packed;
 mod real;
 mod rope;
+mod rope_scaling;
 mod shards;
 mod silu;
 mod team;
@@ -25,12 +30,17 @@ mod team;
 mod test_data;
 
 pub use activations::Activations;
+pub use add::{add_bias, add_rows, scale};
 pub use attention::{AttentionPlan, HeadShape, attend};
+pub use experts::{Share, add_shares, route};
+pub use gelu::gelu_mul;
+pub use head_norm::norm_heads;
 pub use isa::{Avx2, Isa};
 pub use kv_store::{LayerCache, Span, store_kv};
 pub use matmul::{Output, matmul};
 pub use norm::rms_norm;
 pub use packed::{PackError, PackedMatrix, RawMatrix, WeightFormat};
 pub use rope::{Rope, RopeAngles};
+pub use rope_scaling::{Llama3Scaling, RopeScaling, YarnScaling};
 pub use silu::silu_mul;
 pub use team::{N_PARTS_MAX, N_THREADS_MAX, Team};

@@ -14,6 +14,8 @@ use crate::cpu::team::Team;
 pub struct Rope {
     /// Radians per position, `[head_dim / 2]`.
     frequencies: Vec<f64>,
+    /// Sines and cosines are multiplied with this; 1 but for YaRN.
+    magnitude: f64,
 }
 
 /// Sines and cosines of the rows of one batch; made once, used by every layer.
@@ -40,7 +42,26 @@ impl Rope {
         let n_pairs = u32::try_from(head_dim / 2).expect("a head is counted in u32");
         Self {
             frequencies: (0..n_pairs).map(frequency).collect(),
+            magnitude: 1.0,
         }
+    }
+
+    /// Pairs that turn as told. See [`Rope::scaled`].
+    pub(crate) fn with(frequencies: Vec<f64>, magnitude: f64) -> Self {
+        Self {
+            frequencies,
+            magnitude,
+        }
+    }
+
+    /// Radians per position of every pair.
+    pub(crate) fn frequencies(&self) -> &[f64] {
+        &self.frequencies
+    }
+
+    /// What sines and cosines are multiplied with.
+    pub(crate) fn magnitude(&self) -> f64 {
+        self.magnitude
     }
 }
 
@@ -54,8 +75,8 @@ impl RopeAngles {
             let (cosines, sines) = row.split_at_mut(self.half);
             for (i, frequency) in rope.frequencies.iter().enumerate() {
                 let (sine, cosine) = real::sin_cos(f64::from(*position) * frequency);
-                cosines[i] = cosine as f32;
-                sines[i] = sine as f32;
+                cosines[i] = (cosine * rope.magnitude) as f32;
+                sines[i] = (sine * rope.magnitude) as f32;
             }
         }
     }
