@@ -12,7 +12,7 @@ NUMPY := numpy==2.4.6
 DEFAULT_MODEL := $(TIDEMILL_CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 FLOAT_MODEL := $(TIDEMILL_CACHE)/models/SmolLM2-135M-f32
 
-.PHONY: help serve model test-needs test soak bench fuzz lint clean
+.PHONY: help serve model test-needs test soak bench bench-peer fuzz lint clean
 
 help: ## this list; `make serve` takes MODEL=path LISTEN=host:port SERVE_FLAGS='--decode 2'
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 24
@@ -48,6 +48,10 @@ soak: test-needs ## the long form of every sampled check; writes docs/soak.md
 bench: model ## kernel and model speed beside their limits
 	cargo bench -p tidemill-kernels
 	cargo bench -p tidemill-engine --bench model -- "$(DEFAULT_MODEL)"
+
+bench-peer: model ## the engine beside llama.cpp in one run (builds llama.cpp the first time); MODEL=path for another file
+	@tests/scripts/need.sh cargo python3 pip cmake
+	python3 engine/benches/beside_llama_cpp.py "$(or $(MODEL),$(DEFAULT_MODEL))"
 
 fuzz: ## fuzz one parser: make fuzz TARGET=gguf|safetensors|kv_frame|request_json (needs nightly and cargo-fuzz)
 	cd tests/fuzz && cargo +nightly fuzz run $(or $(TARGET),gguf) -- -max_total_time=300

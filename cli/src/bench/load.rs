@@ -1,26 +1,22 @@
 //! Sending requests on time and writing down when each token came.
 
+use super::arrivals::Arrival;
 use super::prompt::{PromptMaker, StreamOptions};
 use crate::openai::{Client, Piece, Usage};
 use anyhow::{Result, bail};
 use futures::StreamExt;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// What to send.
+/// What to send, and how.
 pub(super) struct Plan {
     pub(super) model: String,
-    pub(super) prompt_tokens: u32,
-    pub(super) shared_prefix_tokens: u32,
-    pub(super) output_tokens: u32,
-    pub(super) n_requests: u32,
+    pub(super) arrivals: Vec<Arrival>,
+    /// Clients of a closed loop.
     pub(super) concurrency: u32,
-    pub(super) rate: Option<f64>,
-    pub(super) seed: u64,
     pub(super) timeout: Duration,
+    pub(super) ignore_eos: bool,
 }
 
 /// One request as its client saw it. Times count from when it was *due*, so that in an open loop a late send
@@ -47,33 +43,36 @@ struct Body<'a> {
     temperature: f32,
     stream: bool,
     stream_options: StreamOptions,
+    /// Not every server knows it, so it is sent only when it is asked for.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    ignore_eos: bool,
 }
 
 /// Sends every request of the plan and waits for all.
 pub(super) async fn run(client: &Client, prompts: &PromptMaker, plan: &Plan) -> Run {
     let start = Instant::now();
-    let due = due_times(plan);
-    let width = if plan.rate.is_some() {
-        plan.n_requests
+    let n_requests = plan.arrivals.len();
+    let is_open = plan.arrivals.iter().any(|arrival| arrival.at.is_some());
+    let width = if is_open {
+        n_requests
     } else {
-        plan.concurrency
+        plan.concurrency as usize
     };
-    let sends = due.into_iter().enumerate().map(|(idx, due)| async move {
-        let due = match due {
+    let sends = plan.arrivals.iter().map(|arrival| async move {
+        let due = match arrival.at {
             Some(offset) => {
                 tokio::time::sleep_until((start + offset).into()).await;
                 start + offset
             }
             None => Instant::now(),
         };
-        let idx = u32::try_from(idx).expect("n_requests is a u32");
-        one(client, prompts, plan, idx, due).await
+        one(client, prompts, plan, arrival, due).await
     });
     let results = futures::stream::iter(sends)
-        .buffer_unordered(width as usize)
+        .buffer_unordered(width)
         .enumerate()
         .map(|(done_idx, result)| {
-            show_progress(done_idx + 1, plan.n_requests);
+            show_progress(done_idx + 1, n_requests);
             result
         })
         .collect()
@@ -85,44 +84,30 @@ pub(super) async fn run(client: &Client, prompts: &PromptMaker, plan: &Plan) -> 
 }
 
 /// About ten lines in all, on standard error.
-fn show_progress(n_done: usize, n_requests: u32) {
-    let n_requests = n_requests as usize;
+fn show_progress(n_done: usize, n_requests: usize) {
     if n_done.is_multiple_of(n_requests.div_ceil(10)) || n_done == n_requests {
         // Nobody reads a closed standard error.
         let _ = writeln!(std::io::stderr(), "{n_done} of {n_requests} requests done");
     }
 }
 
-/// When each request is due: Poisson arrivals in an open loop, `None` (as soon as a client is free) in a closed one.
-fn due_times(plan: &Plan) -> Vec<Option<Duration>> {
-    let mut rng = SmallRng::seed_from_u64(plan.seed ^ 0xA771);
-    let mut at = 0.0;
-    (0..plan.n_requests)
-        .map(|_| {
-            let rate = plan.rate?;
-            let uniform: f64 = rng.random_range(f64::EPSILON..1.0);
-            at += -uniform.ln() / rate;
-            Some(Duration::from_secs_f64(at))
-        })
-        .collect()
-}
-
 async fn one(
     client: &Client,
     prompts: &PromptMaker,
     plan: &Plan,
-    idx: u32,
+    arrival: &Arrival,
     due: Instant,
 ) -> Result<Timing> {
     let body = Body {
         model: &plan.model,
-        prompt: prompts.make(idx, plan.prompt_tokens, plan.shared_prefix_tokens),
-        max_tokens: plan.output_tokens,
+        prompt: prompts.make(&arrival.prompt),
+        max_tokens: arrival.output_tokens,
         temperature: 0.0,
         stream: true,
         stream_options: StreamOptions {
             include_usage: true,
         },
+        ignore_eos: plan.ignore_eos,
     };
     match tokio::time::timeout(plan.timeout, timed(client, &body, due)).await {
         Ok(timing) => timing,
@@ -159,39 +144,4 @@ async fn timed(client: &Client, body: &Body<'_>, due: Instant) -> Result<Timing>
         e2e: last - due,
         usage,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(rate: Option<f64>) -> Plan {
-        Plan {
-            model: String::new(),
-            prompt_tokens: 1,
-            shared_prefix_tokens: 0,
-            output_tokens: 1,
-            n_requests: 2000,
-            concurrency: 1,
-            rate,
-            seed: 1,
-            timeout: Duration::from_secs(1),
-        }
-    }
-
-    #[test]
-    fn open_loop_arrivals_have_the_asked_rate() {
-        let due = due_times(&plan(Some(50.0)));
-        let end = due.last().expect("2000").expect("open loop").as_secs_f64();
-        assert!(
-            (36.0..44.0).contains(&end),
-            "2000 arrivals at 50/s took {end} s"
-        );
-        assert!(due.is_sorted());
-    }
-
-    #[test]
-    fn closed_loop_requests_have_no_due_time() {
-        assert!(due_times(&plan(None)).iter().all(Option::is_none));
-    }
 }

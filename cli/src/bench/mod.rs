@@ -2,8 +2,10 @@
 //!
 //! Closed loop (`--concurrency`: as many clients, each sends its next request when the last one ends) or open loop
 //! (`--rate`: Poisson arrivals that do not wait for answers, so that a slow server cannot hide behind its
-//! clients). Prompts are words drawn from a seed, of a length measured in the server's own tokens.
+//! clients), or the arrivals and lengths of a recorded `--trace`. Prompts are words drawn from a seed, of a length
+//! measured in the server's own tokens.
 
+mod arrivals;
 mod load;
 mod prompt;
 mod report;
@@ -12,6 +14,7 @@ use crate::openai::Client;
 use anyhow::{Result, bail};
 use load::Plan;
 use prompt::PromptMaker;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Flags of `tidemill bench`.
@@ -41,6 +44,16 @@ pub(crate) struct BenchArgs {
     /// Most tokens of each answer.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     output_tokens: u32,
+    /// A recorded trace instead: Azure CSV, Mooncake JSON lines, or a CSV of lengths; plain or .gz. Its first `--requests` lines are
+    /// sent; `--rate` stretches its times to that mean rate.
+    #[arg(long, conflicts_with_all = ["prompt_tokens", "output_tokens", "shared_prefix_tokens"])]
+    trace: Option<PathBuf>,
+    /// Multiplies every length of the trace.
+    #[arg(long, default_value_t = 1.0, requires = "trace")]
+    length_scale: f64,
+    /// Have every answer be as long as asked, on servers that know this field.
+    #[arg(long)]
+    ignore_eos: bool,
     /// SLO: time to first token.
     #[arg(long, default_value_t = 2000.0)]
     slo_ttft_ms: f64,
@@ -76,6 +89,13 @@ pub(crate) async fn run(args: BenchArgs) -> Result<()> {
             args.prompt_tokens
         );
     }
+    if !(args.length_scale > 0.0 && args.length_scale <= 1_000.0) {
+        bail!(
+            "--length-scale {}: above 0 up to 1000 is allowed",
+            args.length_scale
+        );
+    }
+    let arrivals = arrivals::plan(&args)?;
     let client = Client::new(&args.url)?;
     let model = match &args.model {
         Some(model) => model.clone(),
@@ -84,14 +104,10 @@ pub(crate) async fn run(args: BenchArgs) -> Result<()> {
     let prompts = PromptMaker::calibrate(&client, &model, args.seed).await?;
     let plan = Plan {
         model,
-        prompt_tokens: args.prompt_tokens,
-        shared_prefix_tokens: args.shared_prefix_tokens,
-        output_tokens: args.output_tokens,
-        n_requests: args.requests,
+        arrivals,
         concurrency: args.concurrency,
-        rate: args.rate,
-        seed: args.seed,
         timeout: Duration::from_secs(args.timeout_s),
+        ignore_eos: args.ignore_eos,
     };
     let run = load::run(&client, &prompts, &plan).await;
     let slo = report::Slo {

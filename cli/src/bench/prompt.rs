@@ -20,7 +20,13 @@ const MEASURE_WORDS: usize = 400;
 /// Makes prompts.
 pub(super) struct PromptMaker {
     words_per_token: f64,
-    seed: u64,
+}
+
+/// Part of a prompt; equal ones have equal words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Segment {
+    pub(super) seed: u64,
+    pub(super) n_tokens: u32,
 }
 
 #[derive(Serialize)]
@@ -66,26 +72,16 @@ impl PromptMaker {
             .context("the server reports no usage with stream_options.include_usage")?;
         Ok(Self {
             words_per_token: MEASURE_WORDS as f64 / n_tokens as f64,
-            seed,
         })
     }
 
-    /// The prompt of request `idx`: the first `shared_tokens` are equal for all, the rest is its own.
-    pub(super) fn make(&self, idx: u32, n_tokens: u32, shared_tokens: u32) -> String {
-        let n_words =
-            |tokens: u32| ((f64::from(tokens) * self.words_per_token).round() as usize).max(1);
-        let own = n_words(n_tokens - shared_tokens);
-        let mut rng = SmallRng::seed_from_u64(
-            self.seed
-                .wrapping_mul(0x9E37_79B9)
-                .wrapping_add(u64::from(idx) + 1),
-        );
-        let own = words(&mut rng, own);
-        if shared_tokens == 0 {
-            return own;
-        }
-        let mut rng = SmallRng::seed_from_u64(self.seed ^ 0x5EED);
-        format!("{} {own}", words(&mut rng, n_words(shared_tokens)))
+    /// The words of all segments.
+    pub(super) fn make(&self, segments: &[Segment]) -> String {
+        let texts = segments.iter().map(|segment| {
+            let n_words = (f64::from(segment.n_tokens) * self.words_per_token).round() as usize;
+            words(&mut SmallRng::seed_from_u64(segment.seed), n_words.max(1))
+        });
+        texts.collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -101,16 +97,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_share_exactly_their_prefix_and_repeat_by_seed() {
+    fn equal_segments_have_equal_words_of_the_asked_length() {
         let maker = PromptMaker {
             words_per_token: 1.0,
-            seed: 3,
         };
-        let (a, b) = (maker.make(0, 50, 20), maker.make(1, 50, 20));
+        let segment = |seed, n_tokens| Segment { seed, n_tokens };
+        let a = maker.make(&[segment(1, 20), segment(2, 30)]);
+        let b = maker.make(&[segment(1, 20), segment(3, 30)]);
         let first = |text: &str| text.split(' ').take(20).collect::<Vec<_>>().join(" ");
         assert_eq!(first(&a), first(&b));
         assert_ne!(a, b);
-        assert_eq!(a, maker.make(0, 50, 20));
         assert_eq!(a.split(' ').count(), 50);
     }
 }
