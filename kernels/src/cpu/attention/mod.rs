@@ -3,11 +3,12 @@
 //! Keys are taken in tiles of 128 at fixed absolute positions. Within a tile: `score = (q . k) * scale` with 16 lanes over the
 //! head's elements; `m` = largest score; `p = e^(score - m)`; `l` = sum of p, 16 lanes over keys; `o[d] = fma(p, v[d], o[d])` in key order.
 //! Tiles are merged in order (the running-maximum rule of Milakov and Gimelshein 2018). As a tile's part does not depend
-//! on any other tile, long contexts can be split over threads without changing a bit.
+//! on any other tile, long contexts can be split over threads without changing a bit. Sliding windows are in `window`.
 
 mod merge;
 mod plan;
 mod tile;
+mod window;
 
 pub use plan::{AttentionPlan, HeadShape};
 
@@ -22,6 +23,7 @@ use plan::{Item, Split};
 use std::cell::RefCell;
 use tidemill_core::KvDtype;
 use tile::{N_RUNS, Query, RUN_KEYS, TILE_KEYS, Tile, TilePart};
+use window::{Seen, attend_from, first_position};
 
 /// From this many queries on a tile is widened to f32 once, before use.
 const QUERIES_WIDEN_MIN: usize = 8;
@@ -31,13 +33,14 @@ struct Shared<'a> {
     isa: Isa,
     cache: LayerCache<'a>,
     shape: HeadShape,
+    window: Option<usize>,
     /// `[rows, stride]`, each row starting with its query heads.
     rows: &'a [f32],
     stride: usize,
 }
 
-/// Attends from every row of the plan's spans to all positions up to its own, whose K and V are in the blocks. A row of
-/// `rows` starts with its query heads. The output's rows are `[n_heads * head_dim]`.
+/// Attends from every row of the plan's spans to all positions up to its own (or as many as the plan's window says), whose
+/// K and V are in the blocks. A row of `rows` starts with its query heads. The output's rows are `[n_heads * head_dim]`.
 ///
 /// # Panics
 /// When shapes do not fit, or a block does not exist.
@@ -68,6 +71,7 @@ pub fn attend(
         isa,
         cache,
         shape,
+        window: plan.window,
         rows,
         stride,
     };
@@ -171,8 +175,9 @@ impl Shared<'_> {
             scratch
                 .tile_sums
                 .resize((n_queries * head_dim).max(scratch.tile_sums.len()), 0.0);
+            let first = first_position(span.start_position + rows.start, self.window);
             let n_tiles = (span.start_position + rows.end).div_ceil(TILE_KEYS);
-            for tile_idx in 0..n_tiles {
+            for tile_idx in first / TILE_KEYS..n_tiles {
                 self.attend_rows_to_tile((span, tile_idx), rows.clone(), kv_head, scratch);
             }
             for (i, running) in scratch.running.iter().enumerate() {
@@ -193,9 +198,11 @@ impl Shared<'_> {
         scratch: &mut Scratch,
     ) {
         let (n_group, head_dim) = (self.shape.n_group(), self.shape.head_dim);
-        let first_key = tile_idx * TILE_KEYS;
-        let n_keys = |row: usize| (span.start_position + row + 1).saturating_sub(first_key);
-        let n_keys_most = n_keys(rows.end - 1).min(TILE_KEYS);
+        let seen = |row: usize| Seen::new(span.start_position + row, self.window, tile_idx);
+        let last = seen(rows.end - 1).or_else(|| rows.clone().rev().find_map(&seen));
+        let Some(n_keys_most) = last.map(|seen| seen.n_keys) else {
+            return;
+        };
         let stored = self.tile(span, tile_idx, kv_head, n_keys_most);
         let widens = scratch.running.len() >= QUERIES_WIDEN_MIN && stored.dtype != KvDtype::F32;
         let tile = if widens {
@@ -204,25 +211,33 @@ impl Shared<'_> {
         } else {
             stored
         };
-        // Rows before the tile do not see it: they are the first ones.
-        let n_blind = rows.clone().filter(|&row| n_keys(row) == 0).count() * n_group;
+        // The rows that see the tile follow one another; those that see it in part are the last of them.
+        let n_blind = rows.clone().take_while(|&row| seen(row).is_none()).count();
+        let n_whole = rows.clone().skip(n_blind);
+        let n_whole = n_whole.take_while(|&row| seen(row).is_some_and(|seen| seen.first == 0));
+        let n_whole = n_whole.count() * n_group;
         let found = scratch.tile_sums.chunks_exact_mut(head_dim).enumerate();
-        let mut queries: Vec<Query<'_>> = found
-            .take(rows.len() * n_group)
-            .skip(n_blind)
-            .map(|(i, sums)| {
+        let found = found.take(rows.len() * n_group).skip(n_blind * n_group);
+        let (mut queries, firsts): (Vec<Query<'_>>, Vec<usize>) = found
+            .map_while(|(i, sums)| {
                 let row = rows.start + i / n_group;
-                Query {
+                let seen = seen(row)?;
+                let query = Query {
                     values: self.query(span.first_row + row, kv_head * n_group + i % n_group),
-                    n_keys: n_keys(row).min(TILE_KEYS),
+                    n_keys: seen.n_keys,
                     sums,
                     part: TilePart::default(),
-                }
+                };
+                Some((query, seen.first))
             })
-            .collect();
-        tile::attend(self.isa, &tile, self.shape.scale, &mut queries);
+            .unzip();
+        let scale = self.shape.scale;
+        tile::attend(self.isa, &tile, scale, &mut queries[..n_whole]);
+        for (query, first) in queries.iter_mut().zip(firsts).skip(n_whole) {
+            attend_from(self.isa, &tile, scale, (query, first));
+        }
         let sums = scratch.sums.chunks_exact_mut(head_dim);
-        let running = scratch.running.iter_mut().zip(sums).skip(n_blind);
+        let running = scratch.running.iter_mut().zip(sums).skip(n_blind * n_group);
         for (query, (running, sums)) in queries.iter().zip(running) {
             running.add(self.isa, &query.part, query.sums, sums);
         }
@@ -237,9 +252,10 @@ impl Shared<'_> {
         partials: &Shards<'_, f32>,
     ) {
         let (n_group, head_dim) = (self.shape.n_group(), self.shape.head_dim);
-        let n_positions = span.start_position + split.row + 1;
         for tile_idx in tiles {
-            let n_keys = (n_positions - tile_idx * TILE_KEYS).min(TILE_KEYS);
+            let seen = Seen::new(span.start_position + split.row, self.window, tile_idx);
+            let Seen { first, n_keys } =
+                seen.expect("the plan leaves out tiles that the row does not see");
             let tile = self.tile(span, tile_idx, kv_head, n_keys);
             let mut queries = Vec::with_capacity(n_group);
             let mut kept = Vec::with_capacity(n_group);
@@ -255,7 +271,12 @@ impl Shared<'_> {
                     part: TilePart::default(),
                 });
             }
-            tile::attend(self.isa, &tile, self.shape.scale, &mut queries);
+            match first {
+                0 => tile::attend(self.isa, &tile, self.shape.scale, &mut queries),
+                _ => queries.iter_mut().for_each(|query| {
+                    attend_from(self.isa, &tile, self.shape.scale, (query, first));
+                }),
+            }
             for (query, kept) in queries.iter().zip(kept) {
                 kept.copy_from_slice(&[query.part.max, query.part.sum]);
             }
@@ -268,7 +289,7 @@ impl Shared<'_> {
         let mut sums = vec![0.0; head_dim];
         for head in 0..self.shape.n_heads {
             let mut running = Running::default();
-            for tile_idx in 0..split.n_tiles {
+            for tile_idx in split.tiles.clone() {
                 let place = &partials[split.partial(&self.shape, tile_idx, head)];
                 let (found, rest) = place.split_at(head_dim);
                 let part = TilePart {

@@ -1,9 +1,11 @@
 //! How the attention of one forward pass is cut into parts; the same for every layer.
 //!
 //! A chunk is cut by rows and KV heads. A single row with a long context is cut by tiles, else one thread would read
-//! all of its keys alone. Either way each (row, head, tile) is computed once and merged in the same order.
+//! all of its keys alone. Either way each (row, head, tile) is computed once and merged in the same order. With a
+//! sliding window, tiles that no row of a part sees are left out.
 
 use super::tile::TILE_KEYS;
+use super::window::first_position;
 use crate::cpu::kv_store::Span;
 use std::ops::Range;
 
@@ -62,7 +64,8 @@ pub(super) struct Split {
     pub(super) span: usize,
     /// Within the span.
     pub(super) row: usize,
-    pub(super) n_tiles: usize,
+    /// Those that the row sees.
+    pub(super) tiles: Range<usize>,
     /// Where its partial sums start.
     offset: usize,
 }
@@ -71,7 +74,7 @@ impl Split {
     /// Where one tile's part of one head is kept: sums, maximum, sum of weights.
     pub(super) fn partial(&self, shape: &HeadShape, tile: usize, head: usize) -> Range<usize> {
         let size = shape.head_dim + 2;
-        let start = self.offset + (tile * shape.n_heads + head) * size;
+        let start = self.offset + ((tile - self.tiles.start) * shape.n_heads + head) * size;
         start..start + size
     }
 }
@@ -80,6 +83,8 @@ impl Split {
 #[derive(Debug)]
 pub struct AttentionPlan {
     pub(super) shape: HeadShape,
+    /// Positions that a row sees, its own among them; `None`: all up to its own.
+    pub(super) window: Option<usize>,
     spans: Vec<Span>,
     items: Vec<Item>,
     splits: Vec<Split>,
@@ -87,11 +92,20 @@ pub struct AttentionPlan {
 }
 
 impl AttentionPlan {
-    /// Cuts up the attention of some spans.
+    /// Cuts up the attention of some spans to all positions up to each row's own.
     ///
     /// # Panics
     /// When the shape does not hold.
     pub fn new(shape: HeadShape, spans: Vec<Span>) -> Self {
+        Self::windowed(shape, None, spans)
+    }
+
+    /// Likewise, with each row seeing the last `window` positions only, its own among them.
+    ///
+    /// # Panics
+    /// When the shape does not hold, or the window is 0.
+    pub fn windowed(shape: HeadShape, window: Option<usize>, spans: Vec<Span>) -> Self {
+        assert!(window != Some(0), "a row sees at least itself");
         assert!(
             shape.n_kv_heads > 0 && shape.n_heads.is_multiple_of(shape.n_kv_heads),
             "query heads share KV heads evenly"
@@ -102,6 +116,7 @@ impl AttentionPlan {
         );
         let mut plan = Self {
             shape,
+            window,
             spans,
             items: Vec::new(),
             splits: Vec::new(),
@@ -118,7 +133,10 @@ impl AttentionPlan {
     fn cut(&mut self, span_idx: usize, offset: &mut usize) {
         let span = &self.spans[span_idx];
         let n_kv_heads = self.shape.n_kv_heads;
-        let is_long = span.n_positions() > PART_TILES * TILE_KEYS;
+        let first_tile =
+            |row: usize| first_position(span.start_position + row, self.window) / TILE_KEYS;
+        let n_tiles = |row: usize| (span.start_position + row + 1).div_ceil(TILE_KEYS);
+        let is_long = span.n_positions() - first_tile(0) * TILE_KEYS > PART_TILES * TILE_KEYS;
         if span.n_rows > SPLIT_ROWS_MAX || !is_long {
             // The last rows have the most keys: start with them.
             for first in (0..span.n_rows).step_by(PART_ROWS).rev() {
@@ -132,17 +150,17 @@ impl AttentionPlan {
             return;
         }
         for row in 0..span.n_rows {
-            let n_tiles = (span.start_position + row + 1).div_ceil(TILE_KEYS);
+            let tiles = first_tile(row)..n_tiles(row);
             let split = self.splits.len();
             self.splits.push(Split {
                 span: span_idx,
                 row,
-                n_tiles,
+                tiles: tiles.clone(),
                 offset: *offset,
             });
-            *offset += n_tiles * self.shape.n_heads * (self.shape.head_dim + 2);
-            for first in (0..n_tiles).step_by(PART_TILES) {
-                let tiles = first..(first + PART_TILES).min(n_tiles);
+            *offset += tiles.len() * self.shape.n_heads * (self.shape.head_dim + 2);
+            for first in tiles.clone().step_by(PART_TILES) {
+                let tiles = first..(first + PART_TILES).min(tiles.end);
                 self.items
                     .extend((0..n_kv_heads).map(|kv_head| Item::Tiles {
                         split,

@@ -51,6 +51,16 @@ fn case(
 
 /// Attends from positions `start..start + n`, whose rows alone are given; all KV up to there is stored first.
 fn run(case: &Case, isa: Isa, threads: usize, start: usize, n: usize) -> Vec<f32> {
+    run_windowed(case, (isa, threads), None, start..start + n)
+}
+
+fn run_windowed(
+    case: &Case,
+    (isa, threads): (Isa, usize),
+    window: Option<usize>,
+    positions: std::ops::Range<usize>,
+) -> Vec<f32> {
+    let (start, n) = (positions.start, positions.len());
     let mut team = Team::new(threads).expect("threads start");
     let cache = LayerCache {
         arena: &case.arena,
@@ -64,7 +74,7 @@ fn run(case: &Case, isa: Isa, threads: usize, start: usize, n: usize) -> Vec<f32
     };
     let all = span(0, 0, start + n);
     store_kv(isa, &mut team, cache, &[all], (&case.rows, case.stride));
-    let mut plan = AttentionPlan::new(case.shape, vec![span(0, start, n)]);
+    let mut plan = AttentionPlan::windowed(case.shape, window, vec![span(0, start, n)]);
     let rows = &case.rows[start * case.stride..(start + n) * case.stride];
     let mut output = Activations::new(false);
     attend(
@@ -183,4 +193,58 @@ fn spans_of_one_batch_do_not_disturb_each_other() {
     let n = case.shape.q_columns();
     assert_eq!(bits(&output.values()[..n]), bits(&wanted_token));
     assert_eq!(bits(&output.values()[n..]), bits(&wanted_chunk));
+}
+
+#[test]
+fn a_window_gives_the_same_bits_in_chunks_alone_and_in_all_variants() {
+    for (seed, dtype) in [(6, KvDtype::F16), (7, KvDtype::Bf16), (8, KvDtype::F32)] {
+        let case = case(seed, 1030, (4, 2, 32), dtype);
+        let n = case.shape.q_columns();
+        for window in [1, 50, 128, 200, 512, 700] {
+            let window = Some(window);
+            let whole = run_windowed(&case, (Isa::Scalar, 1), window, 0..1030);
+            for isa in Isa::available() {
+                let chunk = run_windowed(&case, (isa, 3), window, 601..1030);
+                assert_eq!(bits(&chunk), bits(&whole[601 * n..]), "{window:?}");
+                for position in [0, 1, 49, 50, 127, 128, 200, 327, 511, 512, 640, 700, 1029] {
+                    let alone = run_windowed(&case, (isa, 2), window, position..position + 1);
+                    let wanted = &whole[position * n..(position + 1) * n];
+                    assert_eq!(bits(&alone), bits(wanted), "{window:?} {position}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_that_holds_everything_changes_nothing() {
+    let case = case(11, 300, (2, 1, 64), KvDtype::F16);
+    let plain = run(&case, Isa::detect(), 1, 0, 300);
+    let windowed = run_windowed(&case, (Isa::detect(), 1), Some(300), 0..300);
+    assert_eq!(bits(&plain), bits(&windowed));
+}
+
+#[test]
+fn a_window_sees_its_own_positions_only() {
+    let case = case(12, 400, (2, 1, 16), KvDtype::F32);
+    let at = |position: usize, column: usize| f64::from(case.rows[position * case.stride + column]);
+    for window in [1, 40, 150, 256] {
+        let found = run_windowed(&case, (Isa::detect(), 1), Some(window), 390..400);
+        for row in 0..10 {
+            let position = 390 + row;
+            let keys = position + 1 - window..=position;
+            for head in 0..2 {
+                let score = |key: usize| -> f64 {
+                    let term = |d| at(position, head * 16 + d) * at(key, 32 + d);
+                    ((0..16).map(term).sum::<f64>() / 4.0).exp()
+                };
+                let total: f64 = keys.clone().map(score).sum();
+                for d in 0..16 {
+                    let exact: f64 = keys.clone().map(|key| score(key) * at(key, 48 + d)).sum();
+                    let found = f64::from(found[(row * 2 + head) * 16 + d]);
+                    assert!((found - exact / total).abs() < 2e-5, "{window} {position}");
+                }
+            }
+        }
+    }
 }
