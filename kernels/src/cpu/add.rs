@@ -3,7 +3,6 @@
 //! Each element is one IEEE operation, so the vector form is the same source compiled for wider registers: its bits cannot
 //! differ. AVX2 serves where wider registers exist, since memory is the limit.
 
-use crate::cpu::activations::Activations;
 use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::shards::Shards;
 use crate::cpu::team::Team;
@@ -36,8 +35,7 @@ pub fn add_bias(isa: Isa, team: &mut Team, rows: &mut [f32], bias: &[f32]) {
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn add_rows(isa: Isa, team: &mut Team, sums: &mut [f32], rows: &Activations) {
-    let rows = rows.values();
+pub fn add_rows(isa: Isa, team: &mut Team, sums: &mut [f32], rows: &[f32]) {
     assert_eq!(sums.len(), rows.len(), "as many sums as terms");
     let n_parts = sums.len().div_ceil(PART_ELEMENTS);
     let n = sums.len();
@@ -98,13 +96,10 @@ mod tests {
     fn rows_are_added_to_rows() {
         let n = PART_ELEMENTS + 37;
         let (rows, terms) = (floats(1, n), floats(2, n));
-        let mut activations = Activations::new(false);
-        activations.resize(1, n);
-        activations.values_mut().copy_from_slice(&terms);
         for isa in Isa::available() {
             let mut found = rows.clone();
             let mut team = Team::new(2).expect("threads start");
-            add_rows(isa, &mut team, &mut found, &activations);
+            add_rows(isa, &mut team, &mut found, &terms);
             assert!((0..n).all(|i| found[i] == rows[i] + terms[i]));
         }
     }

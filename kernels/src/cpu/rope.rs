@@ -60,6 +60,7 @@ impl Rope {
     }
 
     /// What sines and cosines are multiplied with.
+    #[cfg(test)]
     pub(crate) fn magnitude(&self) -> f64 {
         self.magnitude
     }

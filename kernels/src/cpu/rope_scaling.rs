@@ -49,8 +49,23 @@ pub struct YarnScaling {
     pub original_positions: f64,
     /// The ramp begins and ends at whole pairs.
     pub truncate: bool,
-    /// What sines and cosines are multiplied with.
+    /// Sines and cosines are multiplied with `magnitude * m(mscale) / m(mscale_all_dim)`, where
+    /// `m(x) = 0.1 x ln(factor) + 1`.
     pub magnitude: f64,
+    /// See `magnitude`; 1 in the paper.
+    pub mscale: f64,
+    /// See `magnitude`; 0 in the paper.
+    pub mscale_all_dim: f64,
+}
+
+impl YarnScaling {
+    fn whole_magnitude(&self) -> f64 {
+        let m = |scale: f64| match self.factor > 1.0 {
+            true => 0.1 * scale * real::ln(self.factor) + 1.0,
+            false => 1.0,
+        };
+        self.magnitude * m(self.mscale) / m(self.mscale_all_dim)
+    }
 }
 
 impl Rope {
@@ -81,7 +96,7 @@ impl Rope {
                     let slow: f64 = ramp(pair);
                     frequency / rule.factor * slow + frequency * (1.0 - slow)
                 };
-                Self::with(each(&blend), rule.magnitude)
+                Self::with(each(&blend), rule.whole_magnitude())
             }
             RopeScaling::Divisors(divisors) => {
                 assert_eq!(divisors.len(), head_dim / 2, "one divisor for each pair");
@@ -137,7 +152,9 @@ mod tests {
         beta_slow: 1.0,
         original_positions: 32_768.0,
         truncate: true,
-        magnitude: 1.138_629_436_111_989,
+        magnitude: 1.0,
+        mscale: 1.0,
+        mscale_all_dim: 0.0,
     };
 
     fn near(found: f64, wanted: f64) {
@@ -198,7 +215,14 @@ mod tests {
         }
         near(scaled.frequencies()[0], 1.0);
         near(scaled.frequencies()[63], plain.frequencies()[63] / 4.0);
-        assert_eq!(scaled.magnitude(), YARN.magnitude);
+        near(scaled.magnitude(), 1.138_629_436_111_989);
+        let given = YarnScaling {
+            magnitude: 1.25,
+            mscale: 0.707,
+            mscale_all_dim: 0.707,
+            ..YARN
+        };
+        near(given.whole_magnitude(), 1.25);
     }
 
     #[test]
