@@ -14,6 +14,7 @@ use tidemill_proto::convert::{self, ConvertError, id_bytes};
 use tidemill_proto::pd::v1;
 use tidemill_proto::pd::v1::kv_export_client::KvExportClient;
 use tidemill_service::grpc::Fabric;
+use tidemill_service::trace_context::with_trace;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tonic::transport::Channel;
@@ -48,7 +49,13 @@ impl Exporters {
     }
 
     /// Claims a lease. The answers, and the end of them, come as events.
-    pub(crate) fn claim(&mut self, claim: ClaimId, exporter: &Exporter, ask: &Claim) {
+    pub(crate) fn claim(
+        &mut self,
+        claim: ClaimId,
+        exporter: &Exporter,
+        ask: &Claim,
+        traceparent: &str,
+    ) {
         let wire = v1::ClaimRequest {
             request_id: id_bytes(ask.request_id.0),
             capability: id_bytes(ask.capability.0),
@@ -59,7 +66,8 @@ impl Exporters {
             layout_fingerprint: ask.layout_fingerprint.to_vec(),
             deadline_us: ask.deadline.0,
         };
-        let span = tracing::debug_span!("claim", request_id = %ask.request_id);
+        let span = tracing::debug_span!("claim", request_id = %ask.request_id, traceparent);
+        let wire = with_trace(wire, traceparent);
         let channel = self.channel(&exporter.control_address);
         let reports = self.reports.clone();
         let listening = async move {
@@ -175,7 +183,7 @@ impl Exporters {
 async fn listen(
     claim: ClaimId,
     channel: Result<Channel, Failure>,
-    wire: v1::ClaimRequest,
+    wire: tonic::Request<v1::ClaimRequest>,
     reports: &mpsc::Sender<Input>,
 ) -> Result<(), Failure> {
     let mut client = KvExportClient::new(channel?);

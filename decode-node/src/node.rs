@@ -141,6 +141,8 @@ pub enum Effect {
         exporter: Exporter,
         /// What to say.
         ask: Claim,
+        /// The trace that it belongs to.
+        traceparent: String,
     },
     /// Stop listening to a claim.
     DropClaim(ClaimId),

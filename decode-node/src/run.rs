@@ -260,7 +260,8 @@ impl Loop {
                 claim,
                 exporter,
                 ask,
-            } => self.exporters.claim(claim, &exporter, &ask),
+                traceparent,
+            } => self.exporters.claim(claim, &exporter, &ask, &traceparent),
             Effect::DropClaim(claim) => self.exporters.drop_claim(claim),
             Effect::Pull { pull, ask } => self.pulls.start(pull, ask),
             Effect::Renew { exporter, leases } => {

@@ -16,6 +16,7 @@ use tidemill_proto::pd::v1;
 use tidemill_proto::pd::v1::kv_export_server::{KvExport, KvExportServer};
 use tidemill_proto::pd::v1::prefill_node_server::{PrefillNode, PrefillNodeServer};
 use tidemill_service::streams::{CallIds, Replies};
+use tidemill_service::trace_context::trace_of;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
@@ -99,6 +100,7 @@ impl PrefillNode for Service {
         Ok(Response::new(Box::pin(wire)))
     }
 
+    #[tracing::instrument(name = "rebind", skip_all, fields(traceparent = trace_of(&request)))]
     async fn rebind(
         &self,
         request: Request<v1::RebindRequest>,
@@ -123,7 +125,7 @@ impl PrefillNode for Service {
 impl KvExport for Service {
     type ClaimStream = Wire<v1::ExportEvent>;
 
-    #[tracing::instrument(name = "export", skip_all, fields(request_id))]
+    #[tracing::instrument(name = "export", skip_all, fields(request_id, traceparent = trace_of(&request)))]
     async fn claim(
         &self,
         request: Request<v1::ClaimRequest>,

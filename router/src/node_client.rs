@@ -22,6 +22,7 @@ use tidemill_proto::pd::v1::decode_node_client::DecodeNodeClient;
 use tidemill_proto::pd::v1::node_client::NodeClient;
 use tidemill_proto::pd::v1::prefill_node_client::PrefillNodeClient;
 use tidemill_service::grpc::Fabric;
+use tidemill_service::trace_context::with_trace;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
@@ -117,6 +118,7 @@ impl NodeCalls {
         target: &Target,
         request_id: RequestId,
         (capability, epoch): (Capability, Epoch),
+        traceparent: &str,
     ) -> BoxStream<'static, Event> {
         let wire = v1::RebindRequest {
             request_id: id_bytes(request_id.0),
@@ -124,6 +126,7 @@ impl NodeCalls {
             epoch: epoch.0,
             expected_incarnation: id_bytes(target.incarnation.0),
         };
+        let wire = with_trace(wire, traceparent);
         let channel = self.channel(&target.address);
         let asking = async move {
             let mut client = PrefillNodeClient::new(channel?);
@@ -140,7 +143,7 @@ impl NodeCalls {
     }
 
     /// Tells a node to give an attempt up; repeats it until it was heard or the node is taken for lost.
-    pub(crate) async fn cancel(&self, target: &Target, request_id: RequestId) {
+    pub(crate) async fn cancel(&self, target: &Target, request_id: RequestId, traceparent: &str) {
         let wire = v1::CancelRequest {
             request_id: id_bytes(request_id.0),
             expected_incarnation: id_bytes(target.incarnation.0),
@@ -150,9 +153,12 @@ impl NodeCalls {
                 let told = match self.channel(&target.address) {
                     Ok(channel) => {
                         let mut client = NodeClient::new(channel);
-                        within(ANSWER_TIME_MAX, client.cancel(wire.clone()))
-                            .await
-                            .map(drop)
+                        within(
+                            ANSWER_TIME_MAX,
+                            client.cancel(with_trace(wire.clone(), traceparent)),
+                        )
+                        .await
+                        .map(drop)
                     }
                     Err(failure) => Err(failure),
                 };
@@ -393,7 +399,7 @@ mod tests {
             address: "local:nobody".into(),
         };
         let key = (Capability(1), Epoch(2));
-        let mut events = calls.rebind(CallId(3), &target, RequestId(4), key);
+        let mut events = calls.rebind(CallId(3), &target, RequestId(4), key, "");
         let event = events.next().await.expect("one event");
         let Event::Rebound { call, result } = event else {
             panic!("not an answer: {event:?}");

@@ -23,3 +23,4 @@ pub mod node_service;
 pub mod running_node;
 pub mod streams;
 pub mod telemetry;
+pub mod trace_context;

@@ -2,6 +2,7 @@
 //!
 //! Cancels travel to the node's loop in a queue of their own, so that they never wait behind new work.
 
+use crate::trace_context::trace_of;
 use futures::Stream;
 use std::pin::Pin;
 use tidemill_core::{Incarnation, LoadReport, RequestId};
@@ -68,6 +69,7 @@ impl node_server::Node for NodeService {
         Ok(Response::new(Box::pin(reports)))
     }
 
+    #[tracing::instrument(name = "cancel", skip_all, fields(traceparent = trace_of(&request)))]
     async fn cancel(
         &self,
         request: Request<v1::CancelRequest>,

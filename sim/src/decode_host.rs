@@ -138,6 +138,7 @@ impl World {
                     claim,
                     exporter,
                     ask,
+                    traceparent: _,
                 } => {
                     if let Some(server) = self.exporter_process(&exporter) {
                         let message = ToServer::Claim(ask, exporter.incarnation);

@@ -72,7 +72,12 @@ fn every_step_of_a_request_has_its_span() -> Result<()> {
         ensure!(chains.iter().any(is_ours), "{chains:?}");
     }
     // The trace travels in every message.
-    for (member, name) in [(prefill, "prefill"), (decode, "generate")] {
+    for (member, name) in [
+        (prefill, "prefill"),
+        (prefill, "export"),
+        (decode, "generate"),
+        (decode, "claim"),
+    ] {
         let chains = ended_spans(member, name);
         let of_trace = chains.iter().any(|chain| chain.contains(TRACE));
         ensure!(of_trace, "{chains:?}");

@@ -196,6 +196,7 @@ impl Node {
             layout_fingerprint: layout.fingerprint(),
             deadline: importing.spec.deadline,
         };
+        let traceparent = importing.spec.traceparent.clone();
         let request = &self.requests[&request_id];
         let (exporter, _) = request.lender.clone().expect("an import has a lender");
         let call = request.call;
@@ -205,6 +206,7 @@ impl Node {
             claim,
             exporter,
             ask,
+            traceparent,
         });
         true
     }

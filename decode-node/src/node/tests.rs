@@ -150,6 +150,7 @@ impl Bench {
                     claim,
                     ask,
                     exporter,
+                    traceparent: _,
                 } => {
                     assert_eq!(exporter.control_address, "local:prefill-0");
                     self.claims.push((claim, ask));

@@ -32,6 +32,7 @@ pub(super) struct Request {
     shared: Arc<Shared>,
     machine: Dispatch,
     deadline: Timestamp,
+    traceparent: String,
     calls: SelectAll<BoxStream<'static, Event>>,
     open: HashMap<CallId, OpenCall>,
     answers: mpsc::Sender<Answer>,
@@ -53,6 +54,7 @@ impl Request {
         } = submission;
         Self {
             deadline: job.deadline,
+            traceparent: job.traceparent.clone(),
             machine: Dispatch::new(shared.dispatch, job),
             calls: SelectAll::new(),
             open: HashMap::new(),
@@ -158,7 +160,13 @@ impl Request {
                 capability,
                 epoch,
             } => {
-                let events = calls.rebind(call, &target, request_id, (capability, epoch));
+                let events = calls.rebind(
+                    call,
+                    &target,
+                    request_id,
+                    (capability, epoch),
+                    &self.traceparent,
+                );
                 self.listen(call, events, None);
             }
             Effect::DropCall(call) => {
@@ -196,8 +204,9 @@ impl Request {
     fn cancel(&self, target: Target, request_id: RequestId) {
         let calls = Arc::clone(&self.shared.calls);
         let permit = Arc::clone(&self.permit);
+        let traceparent = self.traceparent.clone();
         let telling = async move {
-            calls.cancel(&target, request_id).await;
+            calls.cancel(&target, request_id, &traceparent).await;
             drop(permit);
         };
         self.shared.tasks.spawn(telling.in_current_span());
