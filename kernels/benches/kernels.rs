@@ -1,8 +1,8 @@
-//! Speed of each kernel beside what bounds it: `cargo bench -p tidemill-kernels -- [THREADS]`.
+//! Speed of each kernel beside what bounds it: `cargo bench -p tidemill-kernels -- [THREADS] [scalar|avx2|avx512] [WORD]`.
 //!
 //! Shapes are those of SmolLM2-135M. A number is the best of many short runs, since on a shared machine an average
 //! measures the neighbours. The share is that of a plain FMA loop (arithmetic) and of a plain sum over a large
-//! buffer (memory), both measured here first with as many threads.
+//! buffer (memory), both measured here first with as many threads. A word picks the lines that contain it.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -65,6 +65,7 @@ struct Bench {
     team: Team,
     flops: f64,
     bytes: f64,
+    word: String,
 }
 
 impl Bench {
@@ -128,6 +129,10 @@ impl Bench {
         rows: usize,
     ) -> std::io::Result<()> {
         let (n_outputs, n_inputs) = shape;
+        let name = format!("matmul {format:?} [{n_outputs}, {n_inputs}] x {rows} rows");
+        if !name.contains(&self.word) {
+            return Ok(());
+        }
         let weights = weights(format, n_outputs, n_inputs);
         let mut input = Activations::new(weights.is_quantised());
         input.resize(rows, n_inputs);
@@ -139,11 +144,14 @@ impl Bench {
             matmul(isa, team, &[&weights], &input, products);
         });
         let flops = (2 * rows * n_outputs * n_inputs) as f64;
-        let name = format!("matmul {format:?} [{n_outputs}, {n_inputs}] x {rows} rows");
         self.report(&name, seconds, flops, weights.n_bytes() as f64)
     }
 
     fn attention(&mut self, start: usize, rows: usize, streams: usize) -> std::io::Result<()> {
+        let name = format!("attention {streams} x {rows} rows at {start}");
+        if !name.contains(&self.word) {
+            return Ok(());
+        }
         let layout = KvLayout::new([0; 32], 1, 3, 64, KvDtype::F16).expect("a valid shape");
         let n_blocks = (start + rows).div_ceil(16);
         let arena = KvArena::new(&layout, (n_blocks * streams) as u32).expect("memory");
@@ -194,7 +202,6 @@ impl Bench {
         });
         let n_pairs = (rows * streams) as f64 * (start as f64 + (rows as f64 + 1.0) / 2.0);
         let bytes = (streams * (start + rows) * 2 * 3 * 64 * 2) as f64;
-        let name = format!("attention {streams} x {rows} rows at {start}");
         self.report(&name, seconds, n_pairs * 9.0 * 64.0 * 4.0, bytes)
     }
 
@@ -270,15 +277,7 @@ fn fill(values: &mut [f32]) {
 }
 
 fn weights(format: WeightFormat, n_outputs: usize, n_inputs: usize) -> PackedMatrix {
-    let (elements, bytes) = match format {
-        WeightFormat::F32 => (1, 4),
-        WeightFormat::F16 | WeightFormat::Bf16 => (1, 2),
-        WeightFormat::Q4_0 => (32, 18),
-        WeightFormat::Q4_1 => (32, 20),
-        WeightFormat::Q5_0 => (32, 22),
-        WeightFormat::Q5_1 => (32, 24),
-        WeightFormat::Q8_0 => (32, 34),
-    };
+    let (elements, bytes) = format.block();
     // A small exponent in every scale and float, whatever else the bits say.
     let pattern = |i: usize| {
         if i.is_multiple_of(2) {
@@ -300,28 +299,49 @@ fn weights(format: WeightFormat, n_outputs: usize, n_inputs: usize) -> PackedMat
 }
 
 fn main() -> std::io::Result<()> {
+    let (mut isa, mut n_threads, mut word) = (Isa::detect(), 2, String::new());
     let arguments = std::env::args().skip(1);
-    let n_threads = arguments
-        .filter_map(|argument| argument.parse().ok())
-        .next();
+    for argument in arguments.filter(|argument| !argument.starts_with('-')) {
+        let all = Isa::available();
+        match all.into_iter().find(|isa| isa.name() == argument) {
+            Some(named) => isa = named,
+            None => match argument.parse() {
+                Ok(number) => n_threads = number,
+                Err(_) => word = argument,
+            },
+        }
+    }
     let mut bench = Bench {
         out: std::io::stdout(),
-        isa: Isa::detect(),
-        team: Team::new(n_threads.unwrap_or(2))?,
+        isa,
+        team: Team::new(n_threads)?,
         flops: 1.0,
         bytes: 1.0,
+        word,
     };
     bench.measure_bounds()?;
-    for rows in [1, 4, 8, 32, 512] {
-        bench.matmul(WeightFormat::Q4_1, (3072, 576), rows)?;
-        bench.matmul(WeightFormat::Q4_1, (576, 1536), rows)?;
+    use WeightFormat as F;
+    let layers = [
+        (F::Q4_1, [1, 4, 8, 32, 512]),
+        (F::Q5_1, [1, 4, 8, 32, 512]),
+        (F::Q8_0, [1, 4, 8, 32, 512]),
+        (F::F16, [1, 4, 8, 64, 512]),
+        (F::Bf16, [1, 4, 8, 64, 512]),
+        (F::F32, [1, 4, 8, 64, 512]),
+    ];
+    for (format, all_rows) in layers {
+        for rows in all_rows {
+            bench.matmul(format, (3072, 576), rows)?;
+            bench.matmul(format, (576, 1536), rows)?;
+        }
+    }
+    for format in [F::Q4K, F::Q5K, F::Q6K] {
+        for rows in [1, 4, 8, 32, 512] {
+            bench.matmul(format, (3072, 768), rows)?;
+        }
     }
     for rows in [1, 8, 32] {
-        bench.matmul(WeightFormat::Q8_0, (49_152, 576), rows)?;
-    }
-    for rows in [1, 8, 64] {
-        bench.matmul(WeightFormat::F32, (3072, 576), rows)?;
-        bench.matmul(WeightFormat::F16, (3072, 576), rows)?;
+        bench.matmul(F::Q8_0, (49_152, 576), rows)?;
     }
     for (start, rows, streams) in [
         (127, 1, 1),

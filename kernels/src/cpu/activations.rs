@@ -1,17 +1,20 @@
 //! Rows of activations, and their int8 form.
 //!
 //! A product with quantised weights reads activations as int8 in groups of 32: scale = largest magnitude / 127, quant =
-//! round(value * 127 / largest), to nearest even. The sum of each group's quants goes along, because weights
-//! with a minimum need it. A group that holds NaN or infinity gets scale NaN, so that the fault shows in the
+//! round(value * 127 / largest), to nearest even. The sums of each group's quants and of each half's go along, because
+//! weights with a minimum or an offset need them. A group that holds NaN or infinity gets scale NaN, so that the fault shows in the
 //! whole row and in no other.
 
 use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::packed::GROUP_INPUTS;
 use crate::cpu::shards::Shards;
 use crate::cpu::team::Team;
+use crate::cpu::wide::{Wide, WideKernel};
 
 /// Elements of one part of a row-wise operation: some microseconds, well above the cost of a claim.
 const PART_ELEMENTS: usize = 4096;
+/// Elements that share a half sum.
+const HALF_INPUTS: usize = GROUP_INPUTS / 2;
 const QUANT_MAX: f32 = 127.0;
 /// Bit patterns of magnitudes from here on are infinity and NaN.
 const INFINITY_BITS: u32 = 0x7f80_0000;
@@ -29,6 +32,8 @@ pub struct Activations {
     pub(crate) scales: Vec<f32>,
     /// `[n_rows, n_columns / 32]`, whole numbers.
     pub(crate) sums: Vec<f32>,
+    /// `[n_rows, n_columns / 16]`, whole numbers.
+    pub(crate) half_sums: Vec<f32>,
 }
 
 /// One row to quantise, and where its int8 form goes.
@@ -37,6 +42,7 @@ pub(crate) struct QuantRow<'a> {
     pub(crate) quants: &'a mut [i8],
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
+    pub(crate) half_sums: &'a mut [f32],
 }
 
 impl Activations {
@@ -65,6 +71,7 @@ impl Activations {
             self.quants.resize(n_rows * n_columns, 0);
             self.scales.resize(n_groups, 0.0);
             self.sums.resize(n_groups, 0.0);
+            self.half_sums.resize(2 * n_groups, 0.0);
         }
     }
 
@@ -106,6 +113,7 @@ impl Activations {
         let quants = Shards::new(&mut self.quants);
         let scales = Shards::new(&mut self.scales);
         let sums = Shards::new(&mut self.sums);
+        let half_sums = Shards::new(&mut self.half_sums);
         let grain = PART_ELEMENTS.div_ceil(n.max(1));
         team.run_ranges(n_rows, grain, &|rows| {
             for row in rows {
@@ -114,6 +122,7 @@ impl Activations {
                 fill(row, values);
                 if quantised {
                     let groups = row * n_groups..(row + 1) * n_groups;
+                    let halves = 2 * groups.start..2 * groups.end;
                     // SAFETY: as above.
                     let row = unsafe {
                         QuantRow {
@@ -121,6 +130,7 @@ impl Activations {
                             quants: quants.range(row * n..(row + 1) * n),
                             scales: scales.range(groups.clone()),
                             sums: sums.range(groups),
+                            half_sums: half_sums.range(halves),
                         }
                     };
                     quantise_row(isa, row);
@@ -139,6 +149,7 @@ impl Activations {
             quants: &mut self.quants,
             scales: &mut self.scales,
             sums: &mut self.sums,
+            half_sums: &mut self.half_sums,
         };
         quantise_row(isa, row);
     }
@@ -146,7 +157,7 @@ impl Activations {
 
 /// Quantises whole groups.
 pub(crate) fn quantise_row(isa: Isa, row: QuantRow<'_>) {
-    dispatch!(isa, scalar(row), avx2::quantise(row));
+    dispatch!(isa, scalar(row), avx2::quantise(row), Quantise(row));
 }
 
 fn scalar(row: QuantRow<'_>) {
@@ -157,12 +168,14 @@ fn scalar(row: QuantRow<'_>) {
         let largest = values.iter().map(magnitude).max().unwrap_or(0);
         let (scale, inverse) = scale_of(largest);
         row.scales[g] = scale;
-        let mut sum = 0_i32;
-        for (quant, value) in quants.iter_mut().zip(values) {
+        let mut sums = [0_i32; 2];
+        for (i, (quant, value)) in quants.iter_mut().zip(values).enumerate() {
             *quant = (value * inverse).round_ties_even() as i8;
-            sum += i32::from(*quant);
+            sums[i / HALF_INPUTS] += i32::from(*quant);
         }
-        row.sums[g] = sum as f32;
+        row.half_sums[2 * g] = sums[0] as f32;
+        row.half_sums[2 * g + 1] = sums[1] as f32;
+        row.sums[g] = (sums[0] + sums[1]) as f32;
     }
 }
 
@@ -219,8 +232,10 @@ mod avx2 {
             // SAFETY: the array has exactly 32 bytes.
             unsafe { _mm256_storeu_si256(quants.as_mut_ptr().cast(), bytes) };
             let ones = _mm256_set1_epi16(1);
-            let pairs = _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
-            row.sums[g] = sum(pairs) as f32;
+            let [first, second] = sums(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones));
+            row.half_sums[2 * g] = first as f32;
+            row.half_sums[2 * g + 1] = second as f32;
+            row.sums[g] = (first + second) as f32;
         }
     }
 
@@ -235,12 +250,62 @@ mod avx2 {
         _mm_cvtsi128_si32(m) as u32
     }
 
+    /// The sums of both.
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn sum(v: __m256i) -> i32 {
-        let s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
-        let s = _mm_add_epi32(s, _mm_shuffle_epi32::<0b01_00_11_10>(s));
-        let s = _mm_add_epi32(s, _mm_shuffle_epi32::<0b10_11_00_01>(s));
-        _mm_cvtsi128_si32(s)
+    fn sums(a: __m256i, b: __m256i) -> [i32; 2] {
+        let fours = _mm256_hadd_epi32(a, b);
+        let s = _mm_add_epi32(
+            _mm256_castsi256_si128(fours),
+            _mm256_extracti128_si256::<1>(fours),
+        );
+        let s = _mm_hadd_epi32(s, s);
+        [_mm_cvtsi128_si32(s), _mm_extract_epi32::<1>(s)]
+    }
+}
+
+/// Whole groups, sixteen lanes at a time.
+struct Quantise<'a>(QuantRow<'a>);
+
+impl WideKernel for Quantise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let row = self.0;
+        let groups = row.values.as_chunks::<GROUP_INPUTS>().0;
+        let quants = row.quants.as_chunks_mut::<GROUP_INPUTS>().0;
+        let magnitude = w.splat_int(0x7fff_ffff);
+        for (g, (values, quants)) in groups.iter().zip(quants).enumerate() {
+            // SAFETY: two loads of 16 floats cover exactly the array's 32.
+            let (low, high) = unsafe {
+                let at = values.as_ptr();
+                (w.load(at), w.load(at.add(HALF_INPUTS)))
+            };
+            let largest = w.max_int(
+                w.and(w.bits(low), magnitude),
+                w.and(w.bits(high), magnitude),
+            );
+            let (scale, inverse) = scale_of(w.largest_int(largest).cast_unsigned());
+            row.scales[g] = scale;
+            let mut halves = [w.splat_int(0); 2];
+            if inverse != 0.0 {
+                let inverse = w.splat(inverse);
+                halves = [
+                    w.to_int(w.mul(low, inverse)),
+                    w.to_int(w.mul(high, inverse)),
+                ];
+            }
+            // SAFETY: two stores of 16 bytes cover exactly the array's 32.
+            unsafe {
+                let at = quants.as_mut_ptr();
+                w.store_low_bytes(halves[0], at);
+                w.store_low_bytes(halves[1], at.add(HALF_INPUTS));
+            }
+            let (first, second) = (w.sum_int(halves[0]), w.sum_int(halves[1]));
+            row.half_sums[2 * g] = first as f32;
+            row.half_sums[2 * g + 1] = second as f32;
+            row.sums[g] = (first + second) as f32;
+        }
     }
 }
 
@@ -271,6 +336,7 @@ mod tests {
                 let found = quantised(isa, &values);
                 assert_eq!(found.quants, wanted.quants);
                 assert_eq!(found.sums, wanted.sums);
+                assert_eq!(found.half_sums, wanted.half_sums);
                 let bits =
                     |a: &Activations| a.scales.iter().map(|s| s.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&found), bits(&wanted));

@@ -4,6 +4,8 @@
 //! Horner form (relative error about 1e-7), then the exponent. Below -87.3 the result is exactly 0; above 88.3 it stays
 //! at the value of 88.3, so that no infinity arises; NaN stays NaN.
 
+use crate::cpu::wide::Wide;
+
 const LOW: f32 = -87.3;
 const HIGH: f32 = 88.3;
 const LN_2_HIGH: f32 = 0.693_359_4;
@@ -33,6 +35,21 @@ pub(crate) fn exp(x: f32) -> f32 {
         sum = sum.mul_add(r, *coefficient);
     }
     sum * f32::from_bits(((n as i32 + 127) as u32) << 23)
+}
+
+/// The same for sixteen numbers.
+#[inline(always)]
+pub(crate) fn exp_wide<W: Wide>(w: W, x: W::F) -> W::F {
+    // The second operand wins when one is NaN.
+    let bounded = w.min(w.splat(HIGH), x);
+    let n = w.round(w.mul(bounded, w.splat(std::f32::consts::LOG2_E)));
+    let r = w.fnma(n, w.splat(LN_2_HIGH), bounded);
+    let r = w.fnma(n, w.splat(LN_2_LOW), r);
+    let mut sum = w.splat(TAYLOR[0]);
+    for coefficient in &TAYLOR[1..] {
+        sum = w.fma(sum, r, w.splat(*coefficient));
+    }
+    w.zero_below(w.mul(sum, w.power_of_two(n)), x, LOW)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -65,16 +82,38 @@ pub(crate) mod avx2 {
 mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, dispatch};
+    use crate::cpu::wide::WideKernel;
+
+    struct Exps<'a>(&'a [f32; 8]);
+
+    impl WideKernel for Exps<'_> {
+        type Output = [f32; 8];
+
+        #[inline(always)]
+        fn run<W: Wide>(self, w: W) -> [f32; 8] {
+            let twice = [*self.0, *self.0];
+            // SAFETY: twice eight floats.
+            let found = w.array(exp_wide(w, unsafe {
+                w.load(twice.as_flattened().as_ptr())
+            }));
+            std::array::from_fn(|i| found[i + 8])
+        }
+    }
 
     fn exps(isa: Isa, x: &[f32; 8]) -> [f32; 8] {
-        dispatch!(isa, x.map(exp), {
-            let mut out = [0.0; 8];
-            crate::cpu::lanes::avx2::store8(
-                avx2::exp8(crate::cpu::lanes::avx2::load8(x)),
-                &mut out,
-            );
-            out
-        })
+        dispatch!(
+            isa,
+            x.map(exp),
+            {
+                let mut out = [0.0; 8];
+                crate::cpu::lanes::avx2::store8(
+                    avx2::exp8(crate::cpu::lanes::avx2::load8(x)),
+                    &mut out,
+                );
+                out
+            },
+            Exps(x)
+        )
     }
 
     #[test]

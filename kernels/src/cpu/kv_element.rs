@@ -1,6 +1,7 @@
 //! Elements of K and V: rounding to the pool's type (to nearest even), and back (exact).
 
 use crate::cpu::isa::{Isa, dispatch};
+use crate::cpu::wide::{F16, Wide, WideKernel, sixteen};
 use half::{bf16, f16};
 use tidemill_core::KvDtype;
 
@@ -15,7 +16,8 @@ pub(crate) fn narrow(isa: Isa, dtype: KvDtype, source: &[f32], target: &mut [u8]
         KvDtype::F16 => dispatch!(
             isa,
             narrow_f16(source, target),
-            avx2::narrow_f16(source, target)
+            avx2::narrow_f16(source, target),
+            Narrow(source, target)
         ),
         KvDtype::Bf16 => {
             for (target, value) in target.as_chunks_mut::<2>().0.iter_mut().zip(source) {
@@ -41,7 +43,8 @@ pub(crate) fn widen(isa: Isa, dtype: KvDtype, source: &[u8], target: &mut [f32])
         KvDtype::F16 => dispatch!(
             isa,
             widen_f16(source, target),
-            avx2::widen_f16(source, target)
+            avx2::widen_f16(source, target),
+            Widen(source, target)
         ),
         KvDtype::Bf16 => {
             for (value, source) in target.iter_mut().zip(source.as_chunks::<2>().0) {
@@ -65,6 +68,42 @@ fn narrow_f16(source: &[f32], target: &mut [u8]) {
 fn widen_f16(source: &[u8], target: &mut [f32]) {
     for (value, source) in target.iter_mut().zip(source.as_chunks::<2>().0) {
         *value = f16::from_le_bytes(*source).to_f32();
+    }
+}
+
+/// To f16, sixteen at a time.
+struct Narrow<'a>(&'a [f32], &'a mut [u8]);
+
+impl WideKernel for Narrow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let (whole, rest) = self.0.as_chunks::<16>();
+        let (targets, rest_target) = self.1.as_chunks_mut::<32>();
+        for (target, values) in targets.iter_mut().zip(whole) {
+            // SAFETY: 16 floats, and 32 bytes for them.
+            unsafe { w.store_f16(w.load(values.as_ptr()), target.as_mut_ptr()) };
+        }
+        narrow_f16(rest, rest_target);
+    }
+}
+
+/// From f16, sixteen at a time.
+struct Widen<'a>(&'a [u8], &'a mut [f32]);
+
+impl WideKernel for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let (whole, rest) = self.0.as_chunks::<32>();
+        let (targets, rest_target) = self.1.as_chunks_mut::<16>();
+        for (target, source) in targets.iter_mut().zip(whole) {
+            // SAFETY: 32 bytes of 16 elements, and room for them.
+            unsafe { w.store(sixteen::<W, F16>(w, source.as_ptr()), target.as_mut_ptr()) };
+        }
+        widen_f16(rest, rest_target);
     }
 }
 

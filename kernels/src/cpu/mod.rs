@@ -1,7 +1,7 @@
 //! Operations on the CPU, one file each.
 //!
 //! Every operation has one numeric definition, stated in its file, which holds for any batch size, thread count and
-//! instruction set: scalar and AVX2 forms agree bit for bit, and a row's result does not depend on its
+//! instruction set: scalar, AVX2 and AVX-512 forms agree bit for bit, and a row's result does not depend on its
 //! neighbours. Reductions over floats use 16 virtual lanes that are added in a fixed tree; sums over
 //! quantised groups run in index order.
 
@@ -28,6 +28,7 @@ mod silu;
 mod team;
 #[cfg(test)]
 mod test_data;
+mod wide;
 
 pub use activations::Activations;
 pub use add::{add_bias, add_rows, scale};
@@ -35,7 +36,7 @@ pub use attention::{AttentionPlan, HeadShape, attend};
 pub use experts::{Share, add_shares, route};
 pub use gelu::gelu_mul;
 pub use head_norm::norm_heads;
-pub use isa::{Avx2, Isa};
+pub use isa::{Avx2, Avx512, Isa};
 pub use kv_store::{LayerCache, Span, store_kv};
 pub use matmul::{Output, matmul};
 pub use norm::rms_norm;

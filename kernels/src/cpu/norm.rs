@@ -7,6 +7,7 @@ use crate::cpu::activations::Activations;
 use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::lanes::{N_LANES, add_lanes};
 use crate::cpu::team::Team;
+use crate::cpu::wide::{Wide, WideKernel};
 
 /// Normalises the rows of `input` (`[n_rows, n]`, with `n` the length of `weight`) into `output`, which gets their number
 /// and their int8 form.
@@ -31,7 +32,13 @@ pub fn rms_norm(
         dispatch!(
             isa,
             scalar(x, weight, epsilon, target),
-            avx2::norm(x, weight, epsilon, target)
+            avx2::norm(x, weight, epsilon, target),
+            Norm {
+                x,
+                weight,
+                epsilon,
+                target
+            }
         );
     });
 }
@@ -49,6 +56,47 @@ fn scalar(x: &[f32], weight: &[f32], epsilon: f32, target: &mut [f32]) {
     let inverse = inverse_rms(&lanes, x.len(), epsilon);
     for ((target, x), weight) in target.iter_mut().zip(x).zip(weight) {
         *target = x * inverse * weight;
+    }
+}
+
+/// One row, sixteen lanes at a time.
+struct Norm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    epsilon: f32,
+    target: &'a mut [f32],
+}
+
+impl WideKernel for Norm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let mut squares = w.splat(0.0);
+        let (whole, rest) = self.x.as_chunks::<N_LANES>();
+        for x in whole {
+            // SAFETY: the array holds 16 floats.
+            let x = unsafe { w.load(x.as_ptr()) };
+            squares = w.fma(x, x, squares);
+        }
+        let mut lanes = w.array(squares);
+        for (lane, x) in lanes.iter_mut().zip(rest) {
+            *lane = x.mul_add(*x, *lane);
+        }
+        let inverse = inverse_rms(&lanes, self.x.len(), self.epsilon);
+        let all = w.splat(inverse);
+        let (weights, rest_weights) = self.weight.as_chunks::<N_LANES>();
+        let (targets, rest_targets) = self.target.as_chunks_mut::<N_LANES>();
+        for ((target, x), weight) in targets.iter_mut().zip(whole).zip(weights) {
+            // SAFETY: as above.
+            unsafe {
+                let scaled = w.mul(w.load(x.as_ptr()), all);
+                w.store(w.mul(scaled, w.load(weight.as_ptr())), target.as_mut_ptr());
+            }
+        }
+        for ((target, x), weight) in rest_targets.iter_mut().zip(rest).zip(rest_weights) {
+            *target = x * inverse * weight;
+        }
     }
 }
 

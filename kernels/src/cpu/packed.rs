@@ -2,10 +2,22 @@
 //!
 //! Outputs are taken eight at a time (a *panel*), one per vector lane, and stored interleaved along the reduced
 //! dimension, so that one load feeds eight outputs and no sum ever crosses lanes. Quantised panels keep the groups of
-//! 32 with their f16 scales as they are in the file: `[8 scales][8 minima, if any][4 bytes of each output, ...]`.
-//! Float panels are `[input][8 outputs]`. Missing outputs of the last panel are zero.
+//! 32 with their scales as they are in the file, in about as many bytes ([`layout`] says how); float panels are
+//! `[input][8 outputs]`. Missing outputs of the last panel are zero.
+
+mod block;
+mod format;
+mod layout;
+
+pub use format::WeightFormat;
+pub(crate) use layout::{
+    Body, Bytes, Fives, FivesK, FivesMin, Grouped, Head, Layout, Nibbles, NibblesK, NibblesMin,
+    SUPER_GROUPS, SixesK,
+};
 
 use crate::cpu::buffer::AlignedBytes;
+use crate::cpu::wide::Element;
+use block::Block;
 use half::{bf16, f16};
 
 /// Outputs of a panel.
@@ -13,91 +25,25 @@ pub(crate) const PANEL_OUTPUTS: usize = 8;
 /// Inputs of a quantisation group.
 pub(crate) const GROUP_INPUTS: usize = 32;
 
-/// How the numbers of a matrix lie in a model file. The block types are GGUF's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum WeightFormat {
-    /// IEEE single.
-    F32,
-    /// IEEE half.
-    F16,
-    /// The upper half of an IEEE single.
-    Bf16,
-    /// f16 scale, 32 nibbles less 8.
-    Q4_0,
-    /// f16 scale, f16 minimum, 32 nibbles.
-    Q4_1,
-    /// f16 scale, 32 high bits, 32 nibbles; less 16.
-    Q5_0,
-    /// f16 scale, f16 minimum, 32 high bits, 32 nibbles.
-    Q5_1,
-    /// f16 scale, 32 signed bytes.
-    Q8_0,
-}
-
-impl WeightFormat {
-    /// Elements stored together, and their bytes.
-    fn block(self) -> (usize, usize) {
-        match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::Bf16 => (1, 2),
-            Self::Q4_0 => (GROUP_INPUTS, 18),
-            Self::Q4_1 => (GROUP_INPUTS, 20),
-            Self::Q5_0 => (GROUP_INPUTS, 22),
-            Self::Q5_1 => (GROUP_INPUTS, 24),
-            Self::Q8_0 => (GROUP_INPUTS, 34),
-        }
-    }
-
-    fn packing(self) -> Packing {
-        match self {
-            Self::F32 => Packing::F32,
-            Self::F16 => Packing::F16,
-            Self::Bf16 => Packing::Bf16,
-            Self::Q4_0 => Packing::Nibbles,
-            Self::Q4_1 => Packing::NibblesMin,
-            Self::Q5_0 | Self::Q8_0 => Packing::Bytes,
-            Self::Q5_1 => Packing::BytesMin,
-        }
-    }
-}
-
 /// How a panel is laid out, which decides the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Packing {
-    F32,
-    F16,
-    Bf16,
-    /// Unsigned nibbles, less 8.
-    Nibbles,
-    /// Unsigned nibbles, and a minimum.
-    NibblesMin,
-    /// Signed bytes.
-    Bytes,
-    /// Signed bytes, and a minimum.
-    BytesMin,
+    /// Floats, as in the file.
+    Floats(Element),
+    /// Groups of small integers with their scales.
+    Groups(Layout),
 }
 
 impl Packing {
     pub(crate) fn is_quantised(self) -> bool {
-        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+        matches!(self, Self::Groups(_))
     }
 
-    pub(crate) fn has_min(self) -> bool {
-        matches!(self, Self::NibblesMin | Self::BytesMin)
-    }
-
-    /// Bytes before the numbers of a group.
-    fn head_bytes(self) -> usize {
-        if self.has_min() { 32 } else { 16 }
-    }
-
-    /// Bytes of one group of a quantised panel, or of one input of a float panel.
-    pub(crate) fn unit_bytes(self) -> usize {
+    /// Inputs that are stored together, and the bytes of those inputs in a panel.
+    pub(crate) fn unit(self) -> (usize, usize) {
         match self {
-            Self::F32 => 32,
-            Self::F16 | Self::Bf16 => 16,
-            Self::Nibbles | Self::NibblesMin => self.head_bytes() + 128,
-            Self::Bytes | Self::BytesMin => self.head_bytes() + 256,
+            Self::Floats(element) => (1, PANEL_OUTPUTS * element.bytes()),
+            Self::Groups(layout) => (layout.unit_groups() * GROUP_INPUTS, layout.unit_bytes()),
         }
     }
 }
@@ -167,11 +113,8 @@ impl PackedMatrix {
     pub fn pack(raw: &RawMatrix<'_>, row_of: impl Fn(usize) -> usize) -> Result<Self, PackError> {
         let row_bytes = check(raw)?;
         let packing = raw.format.packing();
-        let n_units = match packing.is_quantised() {
-            true => raw.n_inputs / GROUP_INPUTS,
-            false => raw.n_inputs,
-        };
-        let unit_bytes = packing.unit_bytes();
+        let (unit_inputs, unit_bytes) = packing.unit();
+        let n_units = raw.n_inputs / unit_inputs;
         let panel_bytes = n_units * unit_bytes;
         let n_panels = raw.n_outputs.div_ceil(PANEL_OUTPUTS);
         let mut panels = AlignedBytes::zeroed(n_panels * panel_bytes);
@@ -232,18 +175,16 @@ impl PackedMatrix {
         assert!(output < self.n_outputs, "the row exists");
         assert_eq!(target.len(), self.n_inputs, "one element for each input");
         let lane = output % PANEL_OUTPUTS;
-        let units = self.panel(output / PANEL_OUTPUTS);
-        let units = units.chunks_exact(self.packing.unit_bytes());
-        if self.packing.is_quantised() {
-            for (unit, group) in units.zip(target.chunks_exact_mut(GROUP_INPUTS)) {
-                let group_of = Group::read(self.packing, unit, lane);
-                for (value, quant) in group.iter_mut().zip(group_of.quants) {
-                    *value = f32::from(quant) * group_of.scale + group_of.min;
+        let (unit_inputs, unit_bytes) = self.packing.unit();
+        let units = self.panel(output / PANEL_OUTPUTS).chunks_exact(unit_bytes);
+        for (unit, values) in units.zip(target.chunks_exact_mut(unit_inputs)) {
+            match self.packing {
+                Packing::Floats(element) => values[0] = float_at(element, unit, lane),
+                Packing::Groups(layout) => {
+                    for (g, values) in values.chunks_exact_mut(GROUP_INPUTS).enumerate() {
+                        layout.group(unit, g, lane).to_f32(values);
+                    }
                 }
-            }
-        } else {
-            for (unit, value) in units.zip(target) {
-                *value = float_at(self.packing, unit, lane);
             }
         }
     }
@@ -277,83 +218,22 @@ fn check(raw: &RawMatrix<'_>) -> Result<usize, PackError> {
 
 /// Puts one block (or one float) of a row into its lane of a unit.
 fn pack_unit(format: WeightFormat, from: &[u8], lane: usize, unit: &mut [u8]) {
-    let packing = format.packing();
-    if !packing.is_quantised() {
-        let n = from.len();
-        unit[lane * n..(lane + 1) * n].copy_from_slice(from);
-        return;
-    }
-    let head = packing.head_bytes();
-    unit[lane * 2..lane * 2 + 2].copy_from_slice(&from[..2]);
-    let mut body = &from[2..];
-    if packing.has_min() {
-        unit[16 + lane * 2..16 + lane * 2 + 2].copy_from_slice(&body[..2]);
-        body = &body[2..];
-    }
-    let mut bytes = [0_u8; GROUP_INPUTS];
-    let bytes = match format {
-        WeightFormat::Q5_0 | WeightFormat::Q5_1 => {
-            let less = if packing.has_min() { 0 } else { 16 };
-            let high = u32::from_le_bytes([body[0], body[1], body[2], body[3]]);
-            for (i, byte) in bytes.iter_mut().enumerate() {
-                let nibble = (body[4 + i % 16] >> (i / 16 * 4)) & 15;
-                let quant = nibble | (((high >> i) & 1) as u8) << 4;
-                *byte = quant.wrapping_sub(less);
-            }
-            &bytes[..]
+    match format.packing() {
+        Packing::Floats(_) => {
+            let n = from.len();
+            unit[lane * n..(lane + 1) * n].copy_from_slice(from);
         }
-        _ => body,
-    };
-    for (j, four) in bytes.chunks_exact(4).enumerate() {
-        let at = head + j * 32 + lane * 4;
-        unit[at..at + 4].copy_from_slice(four);
-    }
-}
-
-/// One group of one output, unpacked.
-pub(crate) struct Group {
-    pub(crate) scale: f32,
-    /// 0 when the packing has none.
-    pub(crate) min: f32,
-    /// -128 to 127.
-    pub(crate) quants: [i16; GROUP_INPUTS],
-}
-
-impl Group {
-    pub(crate) fn read(packing: Packing, unit: &[u8], lane: usize) -> Self {
-        let half_at = |at: usize| f16::from_le_bytes([unit[at], unit[at + 1]]).to_f32();
-        let min = if packing.has_min() {
-            half_at(16 + lane * 2)
-        } else {
-            0.0
-        };
-        let body = &unit[packing.head_bytes()..];
-        let mut quants = [0_i16; GROUP_INPUTS];
-        for (i, quant) in quants.iter_mut().enumerate() {
-            let byte_of = |i: usize| body[i / 4 * 32 + lane * 4 + i % 4];
-            *quant = match packing {
-                Packing::Nibbles => i16::from((byte_of(i % 16) >> (i / 16 * 4)) & 15) - 8,
-                Packing::NibblesMin => i16::from((byte_of(i % 16) >> (i / 16 * 4)) & 15),
-                _ => i16::from(byte_of(i) as i8),
-            };
-        }
-        Self {
-            scale: half_at(lane * 2),
-            min,
-            quants,
-        }
+        Packing::Groups(layout) => layout.put(&Block::read(format, from), lane, unit),
     }
 }
 
 /// One float of a panel's unit.
-pub(crate) fn float_at(packing: Packing, unit: &[u8], lane: usize) -> f32 {
-    match packing {
-        Packing::F32 => {
-            let at = lane * 4;
-            f32::from_le_bytes([unit[at], unit[at + 1], unit[at + 2], unit[at + 3]])
-        }
-        Packing::F16 => f16::from_le_bytes([unit[lane * 2], unit[lane * 2 + 1]]).to_f32(),
-        _ => bf16::from_le_bytes([unit[lane * 2], unit[lane * 2 + 1]]).to_f32(),
+pub(crate) fn float_at(element: Element, unit: &[u8], lane: usize) -> f32 {
+    let at = lane * element.bytes();
+    match element {
+        Element::F32 => f32::from_le_bytes([unit[at], unit[at + 1], unit[at + 2], unit[at + 3]]),
+        Element::F16 => f16::from_le_bytes([unit[at], unit[at + 1]]).to_f32(),
+        Element::Bf16 => bf16::from_le_bytes([unit[at], unit[at + 1]]).to_f32(),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::real;
 use crate::cpu::shards::Shards;
 use crate::cpu::team::Team;
+use crate::cpu::wide::{Wide, WideKernel};
 
 /// How fast each pair turns.
 #[derive(Clone, Debug)]
@@ -102,7 +103,12 @@ impl RopeAngles {
                 // SAFETY: each row is turned by the one part that holds it.
                 let heads = unsafe { shards.range(row * stride..row * stride + n_turned) };
                 for head in heads.chunks_exact_mut(2 * self.half) {
-                    dispatch!(isa, scalar(head, angles), avx2::turn(head, angles));
+                    dispatch!(
+                        isa,
+                        scalar(head, angles),
+                        avx2::turn(head, angles),
+                        Turn(head, angles)
+                    );
                 }
             }
         });
@@ -121,6 +127,35 @@ fn turn_pairs(first: &mut [f32], second: &mut [f32], cosines: &[f32], sines: &[f
         let (x, y) = (*a, *b);
         *a = x.mul_add(cosines[i], -(y * sines[i]));
         *b = x.mul_add(sines[i], y * cosines[i]);
+    }
+}
+
+/// One head and its angles, sixteen pairs at a time.
+struct Turn<'a>(&'a mut [f32], &'a [f32]);
+
+impl WideKernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let half = self.0.len() / 2;
+        let (first, second) = self.0.split_at_mut(half);
+        let (cosines, sines) = self.1.split_at(half);
+        let (firsts, rest_first) = first.as_chunks_mut::<16>();
+        let (seconds, rest_second) = second.as_chunks_mut::<16>();
+        let (all_cosines, rest_cosines) = cosines.as_chunks::<16>();
+        let (all_sines, rest_sines) = sines.as_chunks::<16>();
+        let angles = all_cosines.iter().zip(all_sines);
+        for ((first, second), (cosine, sine)) in firsts.iter_mut().zip(seconds).zip(angles) {
+            // SAFETY: the arrays hold 16 floats.
+            unsafe {
+                let (x, y) = (w.load(first.as_ptr()), w.load(second.as_ptr()));
+                let (cosine, sine) = (w.load(cosine.as_ptr()), w.load(sine.as_ptr()));
+                w.store(w.fms(x, cosine, w.mul(y, sine)), first.as_mut_ptr());
+                w.store(w.fma(x, sine, w.mul(y, cosine)), second.as_mut_ptr());
+            }
+        }
+        turn_pairs(rest_first, rest_second, rest_cosines, rest_sines);
     }
 }
 

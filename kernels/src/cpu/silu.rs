@@ -1,9 +1,10 @@
 //! The gate of a feed-forward layer: `out[i] = silu(gate[i]) * up[i]`, `silu(x) = x / (1 + e^-x)`.
 
 use crate::cpu::activations::Activations;
-use crate::cpu::exp::exp;
+use crate::cpu::exp::{exp, exp_wide};
 use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::team::Team;
+use crate::cpu::wide::{Wide, WideKernel};
 
 /// Rows of `input` hold `n` gate values, then `n` up values; `output` gets rows of `n` and their int8 form.
 ///
@@ -17,13 +18,46 @@ pub fn silu_mul(isa: Isa, team: &mut Team, input: &[f32], n: usize, output: &mut
     output.resize(input.len() / (2 * n), n);
     output.fill_rows(isa, team, &|row, target| {
         let (gate, up) = input[row * 2 * n..(row + 1) * 2 * n].split_at(n);
-        dispatch!(isa, scalar(gate, up, target), avx2::gate(gate, up, target));
+        dispatch!(
+            isa,
+            scalar(gate, up, target),
+            avx2::gate(gate, up, target),
+            Gate { gate, up, target }
+        );
     });
 }
 
 fn scalar(gate: &[f32], up: &[f32], target: &mut [f32]) {
     for ((target, gate), up) in target.iter_mut().zip(gate).zip(up) {
         *target = gate / (1.0 + exp(-gate)) * up;
+    }
+}
+
+/// One row, sixteen lanes at a time.
+struct Gate<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    target: &'a mut [f32],
+}
+
+impl WideKernel for Gate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let (gates, rest_gate) = self.gate.as_chunks::<16>();
+        let (ups, rest_up) = self.up.as_chunks::<16>();
+        let (targets, rest_target) = self.target.as_chunks_mut::<16>();
+        for ((target, gate), up) in targets.iter_mut().zip(gates).zip(ups) {
+            // SAFETY: the arrays hold 16 floats.
+            unsafe {
+                let gate = w.load(gate.as_ptr());
+                let below = w.add(w.splat(1.0), exp_wide(w, w.neg(gate)));
+                let gated = w.mul(w.div(gate, below), w.load(up.as_ptr()));
+                w.store(gated, target.as_mut_ptr());
+            }
+        }
+        scalar(rest_gate, rest_up, rest_target);
     }
 }
 

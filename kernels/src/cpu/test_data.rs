@@ -37,39 +37,31 @@ pub(crate) fn weight_bytes(
     use half::{bf16, f16};
     let mut stream = Stream(seed);
     let mut bytes = Vec::new();
-    let n_blocks = match format {
-        F::F32 | F::F16 | F::Bf16 => n_elements,
-        _ => n_elements / 32,
-    };
-    for _ in 0..n_blocks {
+    let (block_elements, block_bytes) = format.block();
+    for _ in 0..n_elements / block_elements {
         let value = stream.float();
-        let scale = f16::from_f32(value * 0.05).to_le_bytes();
-        let min = f16::from_f32(stream.float() * 0.2).to_le_bytes();
-        let n_random = match format {
-            F::F32 => {
-                bytes.extend(value.to_le_bytes());
-                0
+        match format {
+            F::F32 => bytes.extend(value.to_le_bytes()),
+            F::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
+            F::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+            _ => {
+                // Byte 0x80 (a weight of -128) is among them.
+                let mut block: Vec<u8> = (0..block_bytes).map(|_| stream.next() as u8).collect();
+                let mut put = |at: usize, value: f32| {
+                    block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+                };
+                match format {
+                    F::Q4K | F::Q5K => put(0, value * 0.002),
+                    F::Q6K => put(208, value * 0.002),
+                    _ => put(0, value * 0.05),
+                }
+                match format {
+                    F::Q4K | F::Q5K => put(2, stream.float() * 0.01),
+                    F::Q4_1 | F::Q5_1 => put(2, stream.float() * 0.2),
+                    _ => {}
+                }
+                bytes.extend(block);
             }
-            F::F16 => {
-                bytes.extend(f16::from_f32(value).to_le_bytes());
-                0
-            }
-            F::Bf16 => {
-                bytes.extend(bf16::from_f32(value).to_le_bytes());
-                0
-            }
-            F::Q4_0 => 16,
-            F::Q4_1 => 16,
-            F::Q5_0 | F::Q5_1 => 20,
-            F::Q8_0 => 32,
-        };
-        if n_random > 0 {
-            bytes.extend(scale);
-            if matches!(format, F::Q4_1 | F::Q5_1) {
-                bytes.extend(min);
-            }
-            // Byte 0x80 (a weight of -128) is among them.
-            bytes.extend((0..n_random).map(|_| stream.next() as u8));
         }
     }
     bytes

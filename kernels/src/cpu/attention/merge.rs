@@ -3,6 +3,7 @@
 use super::tile::TilePart;
 use crate::cpu::exp::exp;
 use crate::cpu::isa::{Isa, dispatch};
+use crate::cpu::wide::{Wide, WideKernel};
 
 /// What has been merged so far for one query; its weighted sums lie beside it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,7 +29,12 @@ impl Running {
         dispatch!(
             isa,
             scalar((keep, take), found, sums),
-            avx2::merge((keep, take), found, sums)
+            avx2::merge((keep, take), found, sums),
+            Merge {
+                factors: (keep, take),
+                found,
+                sums
+            }
         );
         self.so_far = Some(TilePart {
             max,
@@ -49,6 +55,31 @@ impl Running {
 fn scalar((keep, take): (f32, f32), found: &[f32], sums: &mut [f32]) {
     for (sum, found) in sums.iter_mut().zip(found) {
         *sum = sum.mul_add(keep, found * take);
+    }
+}
+
+/// Heads have whole sixteens of elements.
+struct Merge<'a> {
+    factors: (f32, f32),
+    found: &'a [f32],
+    sums: &'a mut [f32],
+}
+
+impl WideKernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<W: Wide>(self, w: W) {
+        let (keep, take) = (w.splat(self.factors.0), w.splat(self.factors.1));
+        let (sums, _) = self.sums.as_chunks_mut::<16>();
+        for (sum, found) in sums.iter_mut().zip(self.found.as_chunks::<16>().0) {
+            // SAFETY: both arrays hold 16 floats.
+            unsafe {
+                let taken = w.mul(w.load(found.as_ptr()), take);
+                let kept = w.fma(w.load(sum.as_ptr()), keep, taken);
+                w.store(kept, sum.as_mut_ptr());
+            }
+        }
     }
 }
 

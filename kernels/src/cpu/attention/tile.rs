@@ -3,6 +3,8 @@
 //! Queries are taken eight at a time over short runs of keys, so that K and V come into the first-level cache once for all
 //! of them. Each query's own order of operations is the same as when it is alone.
 
+mod wide;
+
 use crate::cpu::exp::exp;
 use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::kv_element::widen;
@@ -68,7 +70,12 @@ pub(super) fn attend(isa: Isa, tile: &Tile<'_>, scale: f32, queries: &mut [Query
         queries
             .iter_mut()
             .for_each(|query| scalar(tile, scale, query)),
-        avx2::attend(tile, scale, queries)
+        avx2::attend(tile, scale, queries),
+        wide::Attend {
+            tile,
+            scale,
+            queries
+        }
     );
 }
 

@@ -3,7 +3,8 @@
 //! `output[row][o] = sum over i of weight[o][i] * row[i]`, for several matrices that read the same rows (q, k and v; gate
 //! and up) side by side. Quantised weights: for each group of 32 inputs the exact integer dot product, then
 //! `sum = fma(scale_w * scale_x, dot, sum)` and, for weights with a minimum, `sum = fma(min_w * scale_x, sum_x, sum)`, groups in
-//! index order. Float weights: `sum = fma(w, x, sum)` in index order. Lanes are outputs, so no sum crosses
+//! index order. K formats: the weight scale is `d * sc` and the minimum `-(dmin * m)`, each rounded to f32; with a scale for each half of
+//! the group, the halves' dot products are added one after the other. Float weights: `sum = fma(w, x, sum)` in index order. Lanes are outputs, so no sum crosses
 //! lanes, and the number of rows computed together changes nothing.
 
 mod float;
@@ -11,9 +12,11 @@ mod quantised;
 
 use crate::cpu::activations::Activations;
 use crate::cpu::isa::Isa;
-use crate::cpu::packed::{PANEL_OUTPUTS, PackedMatrix};
+use crate::cpu::packed::{Layout, PANEL_OUTPUTS, PackedMatrix, Packing};
 use crate::cpu::shards::Shards;
 use crate::cpu::team::Team;
+use crate::cpu::wide::Element;
+use std::ops::Range;
 
 /// Rows of one part: their int8 form stays in the second-level cache.
 const PART_ROWS: usize = 128;
@@ -28,15 +31,33 @@ pub enum Output<'a> {
     Add(&'a mut [f32]),
 }
 
-/// Products of some rows with one panel.
-pub(crate) type RowBlock<const R: usize> = [[f32; PANEL_OUTPUTS]; R];
+/// Panels that share a part of float weights: a single row keeps the multiplication units busy with that many.
+const FLOAT_STRIP_PANELS: usize = 8;
+/// Panels that share a part of quantised weights.
+const STRIP_PANELS: usize = 2;
 
-/// One panel of one of the matrices, and the columns that its products fill.
-struct Panel<'a> {
+/// Products of R rows with P pairs of panels.
+pub(crate) type RowBlock<const R: usize, const P: usize> = [[[f32; 2 * PANEL_OUTPUTS]; P]; R];
+
+/// Some neighbouring panels of one of the matrices, and the columns that their products fill.
+struct Strip<'a> {
     matrix: &'a PackedMatrix,
-    panel: usize,
+    first_panel: usize,
     first_column: usize,
     n_columns: usize,
+}
+
+impl<'a> Strip<'a> {
+    /// The panels from number `first` of the strip on, as pairs. What is past the strip's end is its last panel again.
+    fn pairs<const P: usize>(&self, first: usize) -> [[&'a [u8]; 2]; P] {
+        let last = self.n_columns.div_ceil(PANEL_OUTPUTS) - 1;
+        std::array::from_fn(|pair| {
+            std::array::from_fn(|i| {
+                let panel = (first + 2 * pair + i).min(last);
+                self.matrix.panel(self.first_panel + panel)
+            })
+        })
+    }
 }
 
 /// Multiplies every row of `input` with every matrix. The output is `[n_rows, sum of n_outputs]`, the matrices'
@@ -51,7 +72,7 @@ pub fn matmul(
     input: &Activations,
     output: Output<'_>,
 ) {
-    let panels = panels_of(matrices, input);
+    let strips = strips_of(matrices, input);
     let stride: usize = matrices.iter().map(|matrix| matrix.n_outputs()).sum();
     let (target, adds) = match output {
         Output::Replace(target) => (target, false),
@@ -64,28 +85,37 @@ pub fn matmul(
         "the output fits the products"
     );
     let target = Shards::new(target);
-    let panel_bytes = panels.first().map_or(1, |p| p.matrix.panel(0).len());
-    let part_panels = (PART_BYTES_MIN / panel_bytes / n_rows.clamp(1, 8)).max(1);
-    let n_column_parts = panels.len().div_ceil(part_panels);
+    let part_strips = strips.first().map_or(1, |strip| part_strips(strip, n_rows));
+    let n_column_parts = strips.len().div_ceil(part_strips);
     let n_row_parts = n_rows.div_ceil(PART_ROWS);
     team.run(n_row_parts * n_column_parts, &|part| {
         let first_row = part / n_column_parts * PART_ROWS;
         let rows = first_row..(first_row + PART_ROWS).min(n_rows);
-        let first = part % n_column_parts * part_panels;
-        for panel in &panels[first..(first + part_panels).min(panels.len())] {
+        let first = part % n_column_parts * part_strips;
+        for strip in &strips[first..(first + part_strips).min(strips.len())] {
             let place = Place {
                 target: &target,
                 stride,
                 adds,
-                panel,
+                strip,
             };
-            multiply_panel(isa, input, rows.clone(), &place);
+            match strip.matrix.packing {
+                Packing::Floats(element) => place.floats(isa, element, input, rows.clone()),
+                Packing::Groups(layout) => place.groups(isa, layout, input, rows.clone()),
+            }
         }
     });
 }
 
-fn panels_of<'a>(matrices: &[&'a PackedMatrix], input: &Activations) -> Vec<Panel<'a>> {
-    let mut panels = Vec::new();
+/// Strips of one part.
+fn part_strips(strip: &Strip<'_>, n_rows: usize) -> usize {
+    let n_panels = strip.n_columns.div_ceil(PANEL_OUTPUTS);
+    let strip_bytes = strip.matrix.panel(0).len() * n_panels;
+    (PART_BYTES_MIN / strip_bytes / n_rows.clamp(1, 8)).max(1)
+}
+
+fn strips_of<'a>(matrices: &[&'a PackedMatrix], input: &Activations) -> Vec<Strip<'a>> {
+    let mut strips = Vec::new();
     let mut column = 0;
     for &matrix in matrices {
         assert_eq!(
@@ -97,36 +127,48 @@ fn panels_of<'a>(matrices: &[&'a PackedMatrix], input: &Activations) -> Vec<Pane
             input.is_quantised() || !matrix.is_quantised(),
             "a quantised matrix reads the int8 form"
         );
-        for panel in 0..matrix.n_panels() {
-            let n_columns = PANEL_OUTPUTS.min(matrix.n_outputs() - panel * PANEL_OUTPUTS);
-            panels.push(Panel {
+        let strip_panels = match matrix.is_quantised() {
+            true => STRIP_PANELS,
+            false => FLOAT_STRIP_PANELS,
+        };
+        for first_panel in (0..matrix.n_panels()).step_by(strip_panels) {
+            let n_left = matrix.n_outputs() - first_panel * PANEL_OUTPUTS;
+            let n_columns = (strip_panels * PANEL_OUTPUTS).min(n_left);
+            strips.push(Strip {
                 matrix,
-                panel,
+                first_panel,
                 first_column: column,
                 n_columns,
             });
             column += n_columns;
         }
     }
-    panels
+    strips
 }
 
-/// Where the products of one panel go.
+/// Where the products of one strip go.
 struct Place<'a> {
     target: &'a Shards<'a, f32>,
     stride: usize,
     adds: bool,
-    panel: &'a Panel<'a>,
+    strip: &'a Strip<'a>,
 }
 
 impl Place<'_> {
-    fn store<const R: usize>(&self, first_row: usize, products: &RowBlock<R>) {
+    /// Stores the products of rows from `first_row` on with panels from `first_panel` of the strip on.
+    fn store<const R: usize, const P: usize>(
+        &self,
+        (first_row, first_panel): (usize, usize),
+        products: &RowBlock<R, P>,
+    ) {
+        let first_column = first_panel * PANEL_OUTPUTS;
+        let n_columns = (self.strip.n_columns - first_column).min(2 * P * PANEL_OUTPUTS);
         for (r, products) in products.iter().enumerate() {
-            let start = (first_row + r) * self.stride + self.panel.first_column;
-            // SAFETY: every (row, column) belongs to one part: parts differ in rows or in panels, and panels in
+            let start = (first_row + r) * self.stride + self.strip.first_column + first_column;
+            // SAFETY: every (row, column) belongs to one part: parts differ in rows or in strips, and strips in
             // columns.
-            let target = unsafe { self.target.range(start..start + self.panel.n_columns) };
-            for (target, product) in target.iter_mut().zip(products) {
+            let target = unsafe { self.target.range(start..start + n_columns) };
+            for (target, product) in target.iter_mut().zip(products.as_flattened()) {
                 *target = if self.adds {
                     *target + product
                 } else {
@@ -135,48 +177,69 @@ impl Place<'_> {
             }
         }
     }
-}
 
-fn multiply_panel(isa: Isa, input: &Activations, rows: std::ops::Range<usize>, place: &Place<'_>) {
-    let mut row = rows.start;
-    if !place.panel.matrix.is_quantised() {
-        // Chains of dependent additions: eight of them keep both multiplication units busy.
-        while row + 8 <= rows.end {
-            place.store(row, &multiply_rows::<8>(isa, input, row, place.panel));
-            row += 8;
+    /// Some rows times quantised weights.
+    fn groups(&self, isa: Isa, layout: Layout, input: &Activations, rows: Range<usize>) {
+        let mut row = rows.start;
+        while row < rows.end {
+            let most = if isa.is_wide() { 8 } else { 4 };
+            row += match (rows.end - row).min(most) {
+                8 => self.grouped_rows::<8>(isa, layout, input, row),
+                4..8 => self.grouped_rows::<4>(isa, layout, input, row),
+                3 => self.grouped_rows::<3>(isa, layout, input, row),
+                2 => self.grouped_rows::<2>(isa, layout, input, row),
+                _ => self.grouped_rows::<1>(isa, layout, input, row),
+            };
         }
     }
-    while row + 4 <= rows.end {
-        place.store(row, &multiply_rows::<4>(isa, input, row, place.panel));
-        row += 4;
-    }
-    match rows.end - row {
-        3 => place.store(row, &multiply_rows::<3>(isa, input, row, place.panel)),
-        2 => place.store(row, &multiply_rows::<2>(isa, input, row, place.panel)),
-        1 => place.store(row, &multiply_rows::<1>(isa, input, row, place.panel)),
-        _ => {}
-    }
-}
 
-fn multiply_rows<const R: usize>(
-    isa: Isa,
-    input: &Activations,
-    first_row: usize,
-    panel: &Panel<'_>,
-) -> RowBlock<R> {
-    let packing = panel.matrix.packing;
-    let bytes = panel.matrix.panel(panel.panel);
-    if packing.is_quantised() {
-        quantised::multiply::<R>(
-            isa,
-            packing,
-            bytes,
-            &quantised::Rows::new(input, first_row, R),
-        )
-    } else {
+    fn grouped_rows<const R: usize>(
+        &self,
+        isa: Isa,
+        layout: Layout,
+        input: &Activations,
+        row: usize,
+    ) -> usize {
+        let [pair] = self.strip.pairs::<1>(0);
+        let rows = quantised::Rows::new(input, row, R);
+        self.store(
+            (row, 0),
+            &quantised::multiply::<R>(isa, layout, pair, &rows),
+        );
+        R
+    }
+
+    /// Some rows times float weights.
+    fn floats(&self, isa: Isa, element: Element, input: &Activations, rows: Range<usize>) {
+        let mut row = rows.start;
+        while row < rows.end {
+            row += match (rows.end - row, isa.is_wide()) {
+                (8.., true) => self.float_rows::<8, 2>(isa, element, input, row),
+                (4.., true) => self.float_rows::<4, 2>(isa, element, input, row),
+                (4.., false) => self.float_rows::<4, 1>(isa, element, input, row),
+                (3, _) => self.float_rows::<3, 2>(isa, element, input, row),
+                (2, _) => self.float_rows::<2, 2>(isa, element, input, row),
+                _ => self.float_rows::<1, 4>(isa, element, input, row),
+            };
+        }
+    }
+
+    fn float_rows<const R: usize, const P: usize>(
+        &self,
+        isa: Isa,
+        element: Element,
+        input: &Activations,
+        row: usize,
+    ) -> usize {
         let n = input.n_columns();
-        let rows = &input.values()[first_row * n..(first_row + R) * n];
-        float::multiply::<R>(isa, packing, bytes, rows)
+        let rows = &input.values()[row * n..(row + R) * n];
+        let n_panels = self.strip.n_columns.div_ceil(PANEL_OUTPUTS);
+        for first in (0..n_panels).step_by(2 * P) {
+            let pairs = self.strip.pairs::<P>(first);
+            let products = float::multiply::<R, P>(isa, element, pairs, rows);
+            self.store((row, first), &products);
+        }
+        R
     }
 }
 

@@ -3,16 +3,7 @@ use crate::cpu::packed::{RawMatrix, WeightFormat};
 use crate::cpu::test_data::{floats, weight_bytes};
 use proptest::prelude::*;
 
-const FORMATS: [WeightFormat; 8] = [
-    WeightFormat::F32,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q5_0,
-    WeightFormat::Q5_1,
-    WeightFormat::Q8_0,
-];
+const FORMATS: [WeightFormat; WeightFormat::ALL.len()] = WeightFormat::ALL;
 
 fn matrix(seed: u64, format: WeightFormat, n_outputs: usize, n_inputs: usize) -> PackedMatrix {
     let bytes = weight_bytes(seed, format, n_outputs * n_inputs);
@@ -49,19 +40,23 @@ fn product(isa: Isa, threads: usize, matrices: &[&PackedMatrix], input: &Activat
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn variants_and_threads_give_the_same_bits(
         seed in any::<u64>(),
-        n_rows in 1_usize..11,
+        n_rows in 1_usize..14,
         n_outputs in 1_usize..70,
         n_groups in 1_usize..5,
-        format in 0_usize..8,
+        format in 0..FORMATS.len(),
+        other in 0..FORMATS.len(),
     ) {
-        let first = matrix(seed, FORMATS[format], n_outputs, n_groups * 32);
-        let second = matrix(!seed, FORMATS[(format + 3) % 8], 9, n_groups * 32);
-        let input = rows(seed, n_rows, n_groups * 32);
+        let (first, second) = (FORMATS[format], FORMATS[other]);
+        let block = first.block().0.max(second.block().0).max(32);
+        let n_inputs = n_groups * block;
+        let first = matrix(seed, first, n_outputs, n_inputs);
+        let second = matrix(!seed, second, 9, n_inputs);
+        let input = rows(seed, n_rows, n_inputs);
         let wanted = product(Isa::Scalar, 1, &[&first, &second], &input);
         for isa in Isa::available() {
             prop_assert_eq!(&product(isa, 1, &[&first, &second], &input), &wanted);
@@ -73,14 +68,15 @@ proptest! {
 #[test]
 fn one_row_alone_equals_itself_among_seventeen() {
     for format in FORMATS {
-        let weights = matrix(7, format, 37, 96);
-        let many = rows(11, 17, 96);
+        let n = format.block().0.max(96);
+        let weights = matrix(7, format, 37, n);
+        let many = rows(11, 17, n);
         let together = product(Isa::detect(), 2, &[&weights], &many);
         for row in 0..17 {
             let mut one = Activations::new(true);
-            one.resize(1, 96);
+            one.resize(1, n);
             one.values_mut()
-                .copy_from_slice(&many.values()[row * 96..(row + 1) * 96]);
+                .copy_from_slice(&many.values()[row * n..(row + 1) * n]);
             one.quantise(Isa::detect());
             let alone = product(Isa::detect(), 1, &[&weights], &one);
             assert_eq!(
@@ -95,14 +91,15 @@ fn one_row_alone_equals_itself_among_seventeen() {
 #[test]
 fn products_are_close_to_exact_ones() {
     for format in FORMATS {
-        let weights = matrix(5, format, 19, 64);
-        let input = rows(6, 3, 64);
+        let n = format.block().0.max(64);
+        let weights = matrix(5, format, 19, n);
+        let input = rows(6, 3, n);
         let found = product(Isa::detect(), 1, &[&weights], &input);
-        let mut row = vec![0.0; 64];
+        let mut row = vec![0.0; n];
         for output in 0..19 {
             weights.row_to_f32(output, &mut row);
             for r in 0..3 {
-                let x = &input.values()[r * 64..(r + 1) * 64];
+                let x = &input.values()[r * n..(r + 1) * n];
                 let terms = row
                     .iter()
                     .zip(x)
