@@ -7,6 +7,8 @@
 //! that ends, however it does, reports its address.
 
 mod stall;
+#[cfg(test)]
+mod tests;
 
 use self::stall::StallGuard;
 use axum::Router;
@@ -26,8 +28,6 @@ pub const HEADER_BYTES_MAX: usize = 64 << 10;
 pub const HEADERS_MAX: usize = 100;
 /// Most requests at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
-/// HTTP/2: a PING after this silence, and this long for its answer.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// HTTP/2: streams that a peer may reset before we have looked at them, before the connection is closed.
 const RESETS_MAX: usize = 64;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -43,6 +43,10 @@ pub struct ConnectionLimits {
     pub connections_per_address_max: usize,
     /// Longest time for a request's header, and longest idle time of an HTTP/1 connection.
     pub header_time_max: Duration,
+    /// Longest time that a write waits for its peer to take anything.
+    pub stall_time_max: Duration,
+    /// HTTP/2: a PING after this silence, and this long for its answer.
+    pub ping_interval: Duration,
     /// Longest wait for open requests after shutdown begins.
     pub drain_time_max: Duration,
 }
@@ -53,6 +57,8 @@ impl ConnectionLimits {
         connections_max: 4096,
         connections_per_address_max: 2048,
         header_time_max: Duration::from_secs(10),
+        stall_time_max: Duration::from_secs(60),
+        ping_interval: Duration::from_secs(5),
         drain_time_max: Duration::from_secs(60),
     };
     /// Those of a port for probes and metrics.
@@ -60,6 +66,8 @@ impl ConnectionLimits {
         connections_max: 64,
         connections_per_address_max: 64,
         header_time_max: Duration::from_secs(5),
+        stall_time_max: Duration::from_secs(60),
+        ping_interval: Duration::from_secs(5),
         drain_time_max: Duration::from_secs(5),
     };
 }
@@ -96,7 +104,7 @@ pub async fn serve(
                     continue;
                 }
                 *n_open += 1;
-                let connection = serve_connection(stream, routes.clone(), limits.header_time_max, shutdown.clone());
+                let connection = serve_connection(stream, routes.clone(), limits, shutdown.clone());
                 connections.spawn(async move {
                     // A panic within one request is contained here; its address must still come back.
                     let served = tokio::spawn(connection);
@@ -146,18 +154,18 @@ impl Drop for AbortOnDrop {
 async fn serve_connection(
     stream: TcpStream,
     routes: Router,
-    header_time_max: Duration,
+    limits: ConnectionLimits,
     shutdown: CancellationToken,
 ) {
     // Small events must not wait for each other.
     let _ = stream.set_nodelay(true);
     let is_http2 = tokio::select! {
-        is_http2 = tokio::time::timeout(header_time_max, is_http2(&stream)) => is_http2,
+        is_http2 = tokio::time::timeout(limits.header_time_max, is_http2(&stream)) => is_http2,
         () = shutdown.cancelled() => return,
     };
     let served = match is_http2 {
-        Ok(Ok(true)) => serve_http2(stream, routes, shutdown).await,
-        Ok(Ok(false)) => serve_http1(stream, routes, header_time_max, shutdown).await,
+        Ok(Ok(true)) => serve_http2(stream, routes, limits, shutdown).await,
+        Ok(Ok(false)) => serve_http1(stream, routes, limits, shutdown).await,
         Ok(Err(_)) | Err(_) => return,
     };
     if let Err(error) = served {
@@ -184,16 +192,16 @@ async fn is_http2(stream: &TcpStream) -> std::io::Result<bool> {
 async fn serve_http1(
     stream: TcpStream,
     routes: Router,
-    header_time_max: Duration,
+    limits: ConnectionLimits,
     shutdown: CancellationToken,
 ) -> hyper::Result<()> {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(header_time_max)
+        .header_read_timeout(limits.header_time_max)
         .max_headers(HEADERS_MAX)
         .max_header_size(HEADER_BYTES_MAX)
         .serve_connection(
-            TokioIo::new(StallGuard::new(stream)),
+            TokioIo::new(StallGuard::new(stream, limits.stall_time_max)),
             TowerToHyperService::new(routes),
         );
     let mut connection = std::pin::pin!(connection);
@@ -209,19 +217,20 @@ async fn serve_http1(
 async fn serve_http2(
     stream: TcpStream,
     routes: Router,
+    limits: ConnectionLimits,
     shutdown: CancellationToken,
 ) -> hyper::Result<()> {
     let header_bytes_max = u32::try_from(HEADER_BYTES_MAX).expect("64 KiB");
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_INTERVAL)
+        .keep_alive_interval(limits.ping_interval)
+        .keep_alive_timeout(limits.ping_interval)
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(header_bytes_max)
         .max_pending_accept_reset_streams(RESETS_MAX)
         .max_local_error_reset_streams(RESETS_MAX)
         .serve_connection(
-            TokioIo::new(StallGuard::new(stream)),
+            TokioIo::new(StallGuard::new(stream, limits.stall_time_max)),
             TowerToHyperService::new(routes),
         );
     let mut connection = std::pin::pin!(connection);

@@ -145,12 +145,12 @@ impl Fabric {
                 async move { fabric.connect_local(&name).await.map(TokioIo::new) }
             });
             let endpoint = Endpoint::from_static("http://in-process");
-            return Ok(tuned(endpoint).connect_with_connector_lazy(connector));
+            return Ok(tuned(endpoint, KEEP_ALIVE).connect_with_connector_lazy(connector));
         }
         check_host_port(address)?;
         let endpoint =
             Endpoint::from_shared(format!("http://{address}")).map_err(|_| malformed())?;
-        Ok(tuned(endpoint).connect_lazy())
+        Ok(tuned(endpoint, KEEP_ALIVE).connect_lazy())
     }
 
     async fn connect_local(&self, name: &str) -> io::Result<DuplexStream> {
@@ -174,11 +174,11 @@ fn check_host_port(address: &str) -> Result<(), AddressError> {
         .ok_or_else(|| AddressError::Malformed(address.to_owned()))
 }
 
-fn tuned(endpoint: Endpoint) -> Endpoint {
+fn tuned(endpoint: Endpoint, keep_alive: Duration) -> Endpoint {
     endpoint
         .connect_timeout(CONNECT_DEADLINE)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
+        .http2_keep_alive_interval(keep_alive)
+        .keep_alive_timeout(keep_alive)
         .keep_alive_while_idle(true)
         .tcp_nodelay(true)
 }
@@ -197,9 +197,13 @@ impl Listener {
 
 /// A server with this house's limits, ready for `add_service`.
 pub fn server() -> tonic::transport::Server {
+    server_with(KEEP_ALIVE)
+}
+
+fn server_with(keep_alive: Duration) -> tonic::transport::Server {
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+        .http2_keepalive_interval(Some(keep_alive))
+        .http2_keepalive_timeout(Some(keep_alive))
         .max_concurrent_streams(STREAMS_MAX)
         .tcp_nodelay(true)
 }
@@ -321,6 +325,54 @@ impl AsyncWrite for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tonic::service::Routes;
+
+    const SHORT: Duration = Duration::from_millis(200);
+    /// Far above the bounds of a test, far below the defaults of the library.
+    const PATIENCE: Duration = Duration::from_secs(4);
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const EMPTY_SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    /// Head of a PING frame that is no answer.
+    const PING: &[u8] = &[0, 0, 8, 6, 0, 0, 0, 0, 0];
+
+    /// Reads, and answers nothing, until the peer closes; returns what it said.
+    async fn read_in_silence(mut stream: TcpStream) -> Vec<u8> {
+        let mut said = Vec::new();
+        let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await;
+        assert!(closed.is_ok(), "a silent peer is kept: {said:?}");
+        said
+    }
+
+    fn has_ping(said: &[u8]) -> bool {
+        said.windows(PING.len()).any(|bytes| bytes == PING)
+    }
+
+    #[tokio::test]
+    async fn a_server_drops_a_client_that_answers_no_ping() {
+        let listener = Fabric::default().bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.address().to_owned();
+        let routes = server_with(SHORT).add_routes(Routes::default());
+        let served = tokio::spawn(serve(listener, routes, std::future::pending()));
+        let mut client = TcpStream::connect(&address).await.expect("open");
+        let hello = [PREFACE, EMPTY_SETTINGS].concat();
+        client.write_all(&hello).await.expect("written");
+        assert!(has_ping(&read_in_silence(client).await));
+        served.abort();
+    }
+
+    #[tokio::test]
+    async fn a_client_drops_a_server_that_answers_no_ping_also_when_idle() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URI");
+        let connecting = tokio::spawn(async move { tuned(endpoint, SHORT).connect().await });
+        let (mut server, _) = listener.accept().await.expect("a client");
+        server.write_all(EMPTY_SETTINGS).await.expect("written");
+        let channel = connecting.await.expect("no panic").expect("connected");
+        assert!(has_ping(&read_in_silence(server).await));
+        drop(channel);
+    }
 
     #[tokio::test]
     async fn a_local_name_has_one_owner_at_a_time() {

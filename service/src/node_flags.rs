@@ -329,6 +329,25 @@ mod tests {
         assert_eq!(everywhere.check(Role::Decode), Ok(()));
         let error = everywhere.check(Role::Prefill).expect_err("not callable");
         assert!(error.to_string().contains("--listen"), "{error}");
+        for (role, flag) in [
+            (Role::Prefill, "--kv-listen"),
+            (Role::Decode, "--kv-listen"),
+            (Role::Prefill, "--admin-listen"),
+        ] {
+            for open in ["0.0.0.0:7101", "10.0.0.1:7101", "[::]:7101"] {
+                let given = ["--listen", "127.0.0.1:7001", flag, open];
+                let error = parse(&given).expect("parses").check(role).expect_err(open);
+                let FlagError::Open(refused) = error else {
+                    panic!("{flag} {open}: {error}");
+                };
+                assert_eq!((refused.flag, refused.address.port()), (flag, 7101));
+            }
+        }
+        let given = ["--listen", "127.0.0.1:7001", "--kv-listen", "0.0.0.0:7101"];
+        let everywhere = [&given[..], &["--insecure-network"]].concat();
+        let error = parse(&everywhere).expect("parses").check(Role::Prefill);
+        let error = error.expect_err("decode nodes could not call it");
+        assert!(error.to_string().contains("--kv-listen"), "{error}");
         let malformed = parse(&["--listen", "nowhere"]).expect("parses");
         assert!(malformed.check(Role::Decode).is_err());
     }

@@ -11,20 +11,20 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Longest time that a write waits for its reader.
-const STALL_MAX: Duration = Duration::from_secs(60);
-
 /// An I/O object whose writes fail when the peer takes nothing for too long.
 pub(super) struct StallGuard<T> {
     inner: T,
+    /// Longest time that a write waits for its reader.
+    stall_time_max: Duration,
     /// Running while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> StallGuard<T> {
-    pub(super) fn new(inner: T) -> Self {
+    pub(super) fn new(inner: T, stall_time_max: Duration) -> Self {
         Self {
             inner,
+            stall_time_max,
             stalled: None,
         }
     }
@@ -34,9 +34,10 @@ impl<T> StallGuard<T> {
             self.stalled = None;
             return written;
         }
+        let stall_time_max = self.stall_time_max;
         let stalled = self
             .stalled
-            .get_or_insert_with(|| Box::pin(sleep(STALL_MAX)));
+            .get_or_insert_with(|| Box::pin(sleep(stall_time_max)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(Error::new(
             ErrorKind::TimedOut,
@@ -93,10 +94,12 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+    const STALL_TIME_MAX: Duration = Duration::from_secs(60);
+
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_never_reads_is_given_up() {
         let (ours, _theirs) = tokio::io::duplex(16);
-        let mut ours = StallGuard::new(ours);
+        let mut ours = StallGuard::new(ours, STALL_TIME_MAX);
         let error = ours.write_all(&[0; 64]).await.expect_err("stalled");
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
@@ -104,12 +107,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_reader_is_not() {
         let (ours, mut theirs) = tokio::io::duplex(16);
-        let mut ours = StallGuard::new(ours);
+        let mut ours = StallGuard::new(ours, STALL_TIME_MAX);
         let reader = tokio::spawn(async move {
             let mut n_read = 0;
             let mut buffer = [0; 8];
             while n_read < 64 {
-                sleep(STALL_MAX / 2).await;
+                sleep(STALL_TIME_MAX / 2).await;
                 n_read += theirs.read(&mut buffer).await.expect("readable");
             }
         });
