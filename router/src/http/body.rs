@@ -62,7 +62,13 @@ impl BodyBudget {
 /// # Errors
 /// 415 for anything but plain JSON, 413 when the length is known to be too large.
 pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
-    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    // Every value of a name, since two readers of one message may each take another one.
+    let texts = |name| {
+        headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap_or("?"))
+    };
     let unsupported = |message: String| {
         ApiError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -70,7 +76,13 @@ pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
             message,
         )
     };
-    let kind = text(header::CONTENT_TYPE).unwrap_or("missing");
+    let kinds: Vec<&str> = texts(header::CONTENT_TYPE).collect();
+    let [kind] = kinds[..] else {
+        return Err(unsupported(format!(
+            "{} content-type headers; one that says application/json is needed",
+            kinds.len()
+        )));
+    };
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
         return Err(unsupported(format!(
@@ -78,19 +90,24 @@ pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
             super::error::shown(kind)
         )));
     }
-    if let Some(encoding) = text(header::CONTENT_ENCODING)
-        && !encoding.trim().eq_ignore_ascii_case("identity")
-    {
+    let is_plain = |encoding: &&str| encoding.trim().eq_ignore_ascii_case("identity");
+    if let Some(encoding) = texts(header::CONTENT_ENCODING).find(|encoding| !is_plain(encoding)) {
         return Err(unsupported(format!(
             "content-encoding is {}; send the body without compression",
             super::error::shown(encoding)
         )));
     }
-    let length = text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
-    match length {
-        Some(length) if length > BODY_BYTES_MAX as u64 => Err(too_large()),
-        _ => Ok(()),
+    // The parser has checked that it is a number and that there is one; too large for one is too large for us.
+    let is_too_large = |length: &str| {
+        length
+            .parse::<u64>()
+            .ok()
+            .is_none_or(|n| n > BODY_BYTES_MAX as u64)
+    };
+    if texts(header::CONTENT_LENGTH).any(is_too_large) {
+        return Err(too_large());
     }
+    Ok(())
 }
 
 /// Reads the whole body.
@@ -169,7 +186,7 @@ fn too_slow() -> ApiError {
 mod tests {
     use super::*;
     use axum::http::{HeaderName, HeaderValue};
-    use futures::stream;
+    use futures::{StreamExt, stream};
     use std::convert::Infallible;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -197,6 +214,26 @@ mod tests {
         assert_eq!(status(&[json, ("content-encoding", "gzip")]), 415);
         assert_eq!(status(&[json, ("content-encoding", "identity")]), 200);
         assert_eq!(status(&[json, ("content-length", "100000000")]), 413);
+        assert_eq!(status(&[json, ("content-length", "8388608")]), 200);
+        assert_eq!(status(&[json, ("content-length", "8388609")]), 413);
+    }
+
+    #[test]
+    fn b109_a_second_header_is_read_too() {
+        let json = ("content-type", "application/json");
+        let (plain, gzip) = (
+            ("content-encoding", "identity"),
+            ("content-encoding", "gzip"),
+        );
+        assert_eq!(status(&[json, plain, plain]), 200);
+        for pair in [[plain, gzip], [gzip, plain]] {
+            assert_eq!(status(&[json, pair[0], pair[1]]), 415);
+        }
+        assert_eq!(status(&[json, ("content-encoding", "identity, gzip")]), 415);
+        assert_eq!(status(&[json, json]), 415);
+        assert_eq!(status(&[json, ("content-type", "text/plain")]), 415);
+        let (short, long) = (("content-length", "2"), ("content-length", "100000000"));
+        assert_eq!(status(&[json, short, long]), 413);
     }
 
     #[tokio::test]
@@ -243,7 +280,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn b077_a_body_that_drips_has_a_minute_in_all() {
+        const PAUSE: Duration = Duration::from_secs(BODY_SILENCE_MAX.as_secs() - 1);
+        let dripping = stream::repeat(()).then(async |()| {
+            tokio::time::sleep(PAUSE).await;
+            Ok::<_, Infallible>(vec![b' '])
+        });
+        let begin = Instant::now();
+        let mut body = Body::from_stream(dripping);
+        let budget = BodyBudget::new();
+        let refused = timeout(10 * BODY_TIME_MAX, read(&mut body, &budget)).await;
+        let refused = refused.expect("it ends").err().expect("refused");
+        assert_eq!(refused.status, StatusCode::REQUEST_TIMEOUT);
+        let took = begin.elapsed();
+        assert!(
+            took >= BODY_TIME_MAX && took < BODY_TIME_MAX + PAUSE,
+            "{took:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn b077_a_silent_body_times_out() {
+        let begin = Instant::now();
         let silent = stream::pending::<Result<Vec<u8>, Infallible>>();
         let refused = read(&mut Body::from_stream(silent), &BodyBudget::new())
             .await
@@ -252,5 +310,7 @@ mod tests {
             refused.expect("refused").status,
             StatusCode::REQUEST_TIMEOUT
         );
+        let took = begin.elapsed();
+        assert!(took < BODY_SILENCE_MAX + Duration::from_secs(1), "{took:?}");
     }
 }

@@ -3,6 +3,7 @@
 use crate::support::{Door, byte_answers, say};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 use tidemill_core::{Failure, FailureCode};
 use tidemill_router::admission::Admission;
 use tidemill_router::requests::Answer;
@@ -244,6 +245,16 @@ async fn b109_bodies_are_bounded_and_must_be_json() {
         .post_bytes(path, "{}", &[("content-encoding", "gzip")])
         .await;
     assert_eq!(gzip.error().0, 415);
+    let hidden = [
+        ("content-encoding", "identity"),
+        ("content-encoding", "gzip"),
+    ];
+    assert_eq!(door.post_bytes(path, "{}", &hidden).await.error().0, 415);
+    let two = [
+        ("content-type", "application/json"),
+        ("content-type", "text/plain"),
+    ];
+    assert_eq!(door.post_bytes(path, "{}", &two).await.error().0, 415);
     assert_eq!(door.n_jobs(), 0);
     assert_eq!(door.chat("a\0b", json!({})).await.status, 200);
 }
@@ -263,4 +274,44 @@ async fn a_request_has_a_deadline_of_its_own() {
         .post_bytes(path, body, &[("x-request-timeout-ms", "soon")])
         .await;
     assert_eq!(reply.error().2, "x-request-timeout-ms");
+}
+
+#[test]
+fn requests_that_are_being_read_are_bounded() {
+    /// As many as the door reads at once.
+    const N_READ: usize = 256;
+    // One thread for reading, and something else on it: requests wait for it, each with its place.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(async {
+        let admission = Arc::new(Admission::new(2 * N_READ, 0));
+        let door = Door::open_with(admission, |_| {}, |job| say(job, "y")).await;
+        let door = Arc::new(door);
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || held.recv());
+        let body = json!({"prompt": "x"}).to_string();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..=N_READ {
+            let (door, body) = (Arc::clone(&door), body.clone());
+            waiting.spawn(async move { door.post_bytes("/v1/completions", body, &[]).await });
+        }
+        // All but one wait; that one is told.
+        let refused = waiting.join_next().await.expect("one").expect("no panic");
+        assert_eq!(
+            refused.error(),
+            (429, "overloaded".to_owned(), String::new())
+        );
+        assert!(refused.body.contains("256 requests are being read"));
+        assert!(refused.headers.contains_key("retry-after"));
+        let next = tokio::time::timeout(Duration::from_millis(300), waiting.join_next()).await;
+        assert!(next.is_err(), "no other is refused");
+        release.send(()).expect("the thread waits");
+        busy.await.expect("no panic").expect("released");
+        while let Some(served) = waiting.join_next().await {
+            assert_eq!(served.expect("no panic").status, 200);
+        }
+    });
 }
