@@ -232,3 +232,85 @@ async fn b100_a_reset_http2_stream_cancels_its_request() {
     door.all_ended().await;
     assert_eq!(door.n_cancelled(), 1);
 }
+
+/// Sends a head that promises `promised` bytes, then `rest`; gives all that comes back until the door closes.
+async fn ask_with_length(door: &Door, promised: &str, rest: &str) -> String {
+    let mut connection = connect(door).await;
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+         content-length: {promised}\r\n\r\n{rest}"
+    );
+    let written = connection.write_all(request.as_bytes()).await;
+    written.expect("written");
+    let mut answer = Vec::new();
+    let reading = connection.read_to_end(&mut answer);
+    let read = tokio::time::timeout(Duration::from_secs(15), reading).await;
+    let _ = read.expect("the door closes in time");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn hasty(config: &mut tidemill_router::http::HttpConfig) {
+    config.connections.header_time_max = Duration::from_millis(300);
+}
+
+#[tokio::test]
+async fn b109_a_content_length_that_lies_is_no_request() {
+    let admission = Arc::new(Admission::new(4, 0));
+    let door = Door::open_with(admission, hasty, |job| say(job, "y")).await;
+    let body = json!({"prompt": "x"}).to_string();
+    let n_bytes = body.len();
+    let honest = ask_with_length(&door, &n_bytes.to_string(), &body).await;
+    assert!(honest.starts_with("HTTP/1.1 200"), "{honest}");
+    assert_eq!(door.n_jobs(), 1);
+    // Shorter: what is left over is no request of its own.
+    let next = format!("{body}GET /health HTTP/1.1\r\nhost: x\r\n\r\n");
+    let short = ask_with_length(&door, &(n_bytes - 1).to_string(), &next).await;
+    assert!(short.starts_with("HTTP/1.1 400"), "{short}");
+    assert!(short.contains("invalid_json"), "{short}");
+    assert!(!short.contains("HTTP/1.1 200"), "{short}");
+    // Two lengths, and what is no length.
+    for bad in [
+        "13\r\ncontent-length: 14",
+        "13, 14",
+        "-1",
+        "0x10",
+        "+13",
+        "",
+    ] {
+        let answer = ask_with_length(&door, bad, &body).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{bad:?}: {answer}");
+    }
+    // Longer: the rest is waited for, but not for ever.
+    let long = ask_with_length(&door, &(n_bytes + 10).to_string(), &body).await;
+    assert!(long.starts_with("HTTP/1.1 408"), "{long}");
+    assert!(long.contains("body_timeout"), "{long}");
+    assert_eq!(door.n_jobs(), 1, "none of them was served");
+}
+
+#[tokio::test]
+async fn b109_a_body_that_breaks_off_is_no_request() {
+    let door = Door::open(|job| say(job, "y")).await;
+    let body = json!({"prompt": "x"}).to_string();
+    let request = request("/v1/completions", &json!({"prompt": "xx"}));
+    let cut = request.rfind(&body[..5]).expect("the body's start") + body.len();
+    let mut connection = connect(&door).await;
+    let written = connection.write_all(&request.as_bytes()[..cut]).await;
+    written.expect("written");
+    drop(connection);
+    door.all_ended().await;
+    assert_eq!(door.complete("x", json!({})).await.status, 200);
+    assert_eq!(door.n_jobs(), 1);
+}
+
+#[tokio::test]
+async fn b109_a_length_beside_chunks_hides_no_second_request() {
+    let admission = Arc::new(Admission::new(4, 0));
+    let door = Door::open_with(admission, hasty, |job| say(job, "y")).await;
+    // Whoever believes the length takes this for a body, whoever believes the chunks for a second request.
+    let hidden = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    let chunked = format!("0\r\n\r\n{hidden}");
+    let promised = format!("{}\r\ntransfer-encoding: chunked", chunked.len());
+    let answer = ask_with_length(&door, &promised, &chunked).await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(!answer.contains("HTTP/1.1 200"), "{answer}");
+}
