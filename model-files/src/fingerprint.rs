@@ -4,11 +4,11 @@
 //! covers every weight byte, not a name, a size or a date. Each part is written with its length or in a fixed
 //! width, so no two models have the same input to the hash.
 
-use crate::config::{Family, ModelConfig, RopeStyle};
+use crate::config::{Family, ModelConfig, NormWeights, Rope, RopeScaling, RopeStyle, Yarn};
 use crate::tensors::Tensors;
 
 /// Raise when the encoding below changes.
-const REVISION: &[u8] = b"tidemill model 1";
+const REVISION: &[u8] = b"tidemill model 2";
 
 /// Config (less its name) and all tensors in canonical order.
 pub(crate) fn fingerprint(config: &ModelConfig, tensors: &Tensors) -> [u8; 32] {
@@ -26,17 +26,31 @@ pub(crate) fn fingerprint(config: &ModelConfig, tensors: &Tensors) -> [u8; 32] {
         vocab_size,
         context_length,
         rms_norm_eps,
+        norm_weights,
         rope,
+        query_scalar,
+        window,
+        experts,
         tied_head,
         name: _,
     } = config;
     let family = match family {
         Family::Llama => 0_u32,
+        Family::Mistral => 1,
+        Family::Qwen2 => 2,
+        Family::Qwen3 => 3,
+        Family::Qwen3Moe => 4,
+        Family::Gemma3 => 5,
     };
-    let rope_style = match rope.style {
-        RopeStyle::Interleaved => 0_u32,
-        RopeStyle::HalfSplit => 1,
+    let norm_weights = match norm_weights {
+        NormWeights::AsStored => 0_u32,
+        NormWeights::LessOne => 1,
     };
+    let window = window.map_or([0; 2], |w| [w.n_positions, w.global_every.unwrap_or(0)]);
+    let experts = experts.map_or([0; 4], |e| {
+        let normalise = u32::from(e.normalise);
+        [e.n_experts, e.n_used, e.intermediate_size, normalise]
+    });
     for number in [
         family,
         *n_layers,
@@ -48,10 +62,15 @@ pub(crate) fn fingerprint(config: &ModelConfig, tensors: &Tensors) -> [u8; 32] {
         *vocab_size,
         *context_length,
         rms_norm_eps.to_bits(),
-        rope.theta.to_bits(),
-        rope_style,
+        norm_weights,
+        query_scalar.to_bits(),
         u32::from(*tied_head),
-    ] {
+    ]
+    .into_iter()
+    .chain(window)
+    .chain(experts)
+    .chain(rope_numbers(rope))
+    {
         hasher.update(&number.to_le_bytes());
     }
     for tensor in tensors.iter() {
@@ -65,4 +84,56 @@ pub(crate) fn fingerprint(config: &ModelConfig, tensors: &Tensors) -> [u8; 32] {
         hasher.update(tensor.bytes);
     }
     *hasher.finalize().as_bytes()
+}
+
+/// The kind of scaling decides how many numbers follow it.
+fn rope_numbers(rope: &Rope) -> Vec<u32> {
+    let Rope {
+        theta,
+        local_theta,
+        style,
+        scaling,
+    } = rope;
+    let style = match style {
+        RopeStyle::Interleaved => 0_u32,
+        RopeStyle::HalfSplit => 1,
+    };
+    let mut numbers = vec![theta.to_bits(), local_theta.to_bits(), style];
+    match scaling {
+        RopeScaling::None => numbers.push(0),
+        RopeScaling::Linear { factor } => numbers.extend([1, factor.to_bits()]),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context_length,
+        } => {
+            let [factor, low, high] =
+                [factor, low_freq_factor, high_freq_factor].map(|number| number.to_bits());
+            numbers.extend([2, factor, low, high, *original_context_length]);
+        }
+        RopeScaling::Yarn(Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original_context_length,
+            truncate,
+            magnitude,
+            mscale,
+            mscale_all_dim,
+        }) => {
+            numbers.extend([3, *original_context_length, u32::from(*truncate)]);
+            let rest = [
+                factor,
+                beta_fast,
+                beta_slow,
+                magnitude,
+                mscale,
+                mscale_all_dim,
+            ];
+            numbers.extend(rest.map(|number| number.to_bits()));
+        }
+        RopeScaling::Divisors => numbers.push(4),
+    }
+    numbers
 }

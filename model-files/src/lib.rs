@@ -22,8 +22,10 @@ pub mod tensors;
 pub mod testing;
 pub mod text;
 
-pub use config::{Family, ModelConfig, Rope, RopeStyle};
+pub use config::{
+    Experts, Family, ModelConfig, NormWeights, Rope, RopeScaling, RopeStyle, Window, Yarn,
+};
 pub use error::{LoadError, Refusal};
 pub use open::{ModelFiles, open};
-pub use tensors::{LayerTensor, TensorName, TensorView, Tensors, WeightType};
+pub use tensors::{ExpertTensor, LayerTensor, TensorName, TensorView, Tensors, WeightType};
 pub use text::{ModelText, open_text};

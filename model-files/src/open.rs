@@ -1,12 +1,11 @@
 //! From a path to a model: the one place that decides which container it is.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use crate::config::ModelConfig;
 use crate::error::{LoadError, Refusal};
 use crate::mapping::Mapping;
-use crate::tensors::Tensors;
+use crate::tensors::{Tensors, WeightFiles};
 use crate::{fingerprint, gguf, hf};
 
 /// A model that is ready to be computed with. The weights are mapped, not copied.
@@ -23,7 +22,7 @@ pub struct ModelFiles {
     pub path: PathBuf,
 }
 
-/// Opens a model: a GGUF file, or a directory with `config.json` and `model.safetensors`. Reads every weight once
+/// Opens a model: a GGUF file, or a directory with `config.json` and safetensors. Reads every weight once
 /// for the fingerprint.
 ///
 /// # Errors
@@ -62,9 +61,13 @@ pub(crate) fn refuse_other_files(file: &Path) -> Result<(), LoadError> {
 
 fn open_gguf(file: &Path) -> Result<(ModelConfig, Tensors), LoadError> {
     refuse_other_files(file)?;
-    let mapping = Arc::new(Mapping::open(file)?);
+    let mapping = Mapping::open(file)?;
     let (mut config, found) = gguf::parse(mapping.bytes())
-        .and_then(|gguf| Ok((gguf::model::config(&gguf)?, gguf::model::tensors(&gguf))))
+        .and_then(|gguf| {
+            let config = gguf::model::config(&gguf)?;
+            let found = gguf::model::tensors(&gguf, &config);
+            Ok((config, found))
+        })
         .map_err(|refusal| refusal.in_file(file))?;
     if config.name.is_empty() {
         config.name = file
@@ -73,7 +76,11 @@ fn open_gguf(file: &Path) -> Result<(ModelConfig, Tensors), LoadError> {
             .to_string_lossy()
             .into_owned();
     }
-    let tensors = Tensors::new(file.to_path_buf(), mapping, &config, found)?;
+    let files = WeightFiles {
+        label: file.to_path_buf(),
+        mappings: vec![mapping],
+    };
+    let tensors = Tensors::new(files, &config, found)?;
     Ok((config, tensors))
 }
 

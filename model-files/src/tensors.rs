@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, RopeScaling};
 use crate::error::{LoadError, Refusal, quoted};
 use crate::mapping::Mapping;
 
@@ -117,8 +117,12 @@ pub enum TensorName {
     OutputNorm,
     /// `[vocab_size, hidden_size]`; absent when the head is tied to the embedding.
     OutputHead,
+    /// `[1, head_dim / 2]`; what each pair's frequency is divided by, in files that say so.
+    RopeDivisors,
     /// A tensor of the layer with this index.
     Layer(u32, LayerTensor),
+    /// A tensor of an expert: indices of layer and expert.
+    Expert(u32, u32, ExpertTensor),
 }
 
 /// The tensors of one layer. Shapes are `[outputs, inputs]`.
@@ -142,27 +146,42 @@ pub enum LayerTensor {
     Up,
     /// `[hidden_size, intermediate_size]`
     Down,
+    /// `[1, n_heads * head_dim]`
+    QBias,
+    /// `[1, n_kv_heads * head_dim]`
+    KBias,
+    /// `[1, n_kv_heads * head_dim]`
+    VBias,
+    /// `[1, head_dim]`
+    QNorm,
+    /// `[1, head_dim]`
+    KNorm,
+    /// `[1, hidden_size]`; of what attention adds.
+    PostAttnNorm,
+    /// `[1, hidden_size]`; of what feed-forward adds.
+    PostFfnNorm,
+    /// `[n_experts, hidden_size]`
+    Router,
 }
 
-impl LayerTensor {
-    /// All tensors of a layer, in canonical order.
-    pub const ALL: [Self; 9] = [
-        Self::AttnNorm,
-        Self::Q,
-        Self::K,
-        Self::V,
-        Self::O,
-        Self::FfnNorm,
-        Self::Gate,
-        Self::Up,
-        Self::Down,
-    ];
+/// The tensors of one expert. Shapes are `[outputs, inputs]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ExpertTensor {
+    /// `[expert intermediate_size, hidden_size]`
+    Gate,
+    /// `[expert intermediate_size, hidden_size]`
+    Up,
+    /// `[hidden_size, expert intermediate_size]`
+    Down,
 }
 
 impl fmt::Display for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Layer(layer_idx, tensor) => write!(f, "layer {layer_idx} {tensor:?}"),
+            Self::Expert(layer_idx, expert_idx, tensor) => {
+                write!(f, "layer {layer_idx} expert {expert_idx} {tensor:?}")
+            }
             other => write!(f, "{other:?}"),
         }
     }
@@ -196,23 +215,32 @@ pub(crate) struct Found {
     pub(crate) dtype: WeightType,
     /// Row-major order.
     pub(crate) shape: Vec<u64>,
+    /// Which of the mapped files.
+    pub(crate) file_idx: usize,
     pub(crate) range: Range<usize>,
 }
 
 struct Place {
     dtype: WeightType,
     shape: [usize; 2],
+    file_idx: usize,
     range: Range<usize>,
 }
 
-/// All weights of one model. Cheap to clone: the mapped file is shared and stays mapped while a clone lives.
+/// The files that hold the weights of one model.
+pub(crate) struct WeightFiles {
+    /// Whom a refusal names: the one file, or the index of several.
+    pub(crate) label: PathBuf,
+    pub(crate) mappings: Vec<Mapping>,
+}
+
+/// All weights of one model. Cheap to clone: the mapped files are shared and stay mapped while a clone lives.
 ///
-/// The bytes are the file's own. Truncating or rewriting the file while it is mapped makes reads fault or
+/// The bytes are the files' own. Truncating or rewriting a file while it is mapped makes reads fault or
 /// change; replace a model file by renaming a new one over it.
 #[derive(Clone)]
 pub struct Tensors {
-    file: Arc<PathBuf>,
-    mapping: Arc<Mapping>,
+    files: Arc<WeightFiles>,
     places: Arc<HashMap<TensorName, Place>>,
 }
 
@@ -222,22 +250,20 @@ impl fmt::Debug for Tensors {
             f,
             "Tensors({} in {})",
             self.places.len(),
-            self.file.display()
+            self.files.label.display()
         )
     }
 }
 
 impl Tensors {
     pub(crate) fn new(
-        file: PathBuf,
-        mapping: Arc<Mapping>,
+        files: WeightFiles,
         config: &ModelConfig,
         found: Vec<Found>,
     ) -> Result<Self, LoadError> {
-        let places = place_all(config, found).map_err(|refusal| refusal.in_file(&file))?;
+        let places = place_all(config, found).map_err(|refusal| refusal.in_file(&files.label))?;
         Ok(Self {
-            file: Arc::new(file),
-            mapping,
+            files: Arc::new(files),
             places: Arc::new(places),
         })
     }
@@ -249,17 +275,18 @@ impl Tensors {
     /// model with a tied head.
     pub fn get(&self, name: TensorName) -> Result<TensorView<'_>, LoadError> {
         let place = self.places.get(&name).ok_or_else(|| {
-            Refusal::new(name.to_string(), "the model has no such tensor").in_file(&self.file)
+            Refusal::new(name.to_string(), "the model has no such tensor")
+                .in_file(&self.files.label)
         })?;
         Ok(TensorView {
             name,
             dtype: place.dtype,
             shape: place.shape,
-            bytes: &self.mapping.bytes()[place.range.clone()],
+            bytes: &self.files.mappings[place.file_idx].bytes()[place.range.clone()],
         })
     }
 
-    /// All tensors in canonical order: embedding, output norm, output head, then layer by layer.
+    /// All tensors in canonical order: embedding, output norm, output head, then layer by layer, then the experts.
     pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         let mut names: Vec<TensorName> = self.places.keys().copied().collect();
         names.sort_unstable();
@@ -271,9 +298,6 @@ impl Tensors {
 pub(crate) fn expected_tensors(config: &ModelConfig) -> Vec<(TensorName, [usize; 2])> {
     let hidden = config.hidden_size as usize;
     let vocab = config.vocab_size as usize;
-    let intermediate = config.intermediate_size as usize;
-    let q_rows = config.n_heads as usize * config.head_dim as usize;
-    let kv_rows = config.n_kv_heads as usize * config.head_dim as usize;
     let mut expected = vec![
         (TensorName::TokenEmbedding, [vocab, hidden]),
         (TensorName::OutputNorm, [1, hidden]),
@@ -281,20 +305,69 @@ pub(crate) fn expected_tensors(config: &ModelConfig) -> Vec<(TensorName, [usize;
     if !config.tied_head {
         expected.push((TensorName::OutputHead, [vocab, hidden]));
     }
+    if config.rope.scaling == RopeScaling::Divisors {
+        let n_pairs = config.head_dim as usize / 2;
+        expected.push((TensorName::RopeDivisors, [1, n_pairs]));
+    }
+    let of_layer = layer_tensors(config);
     for layer_idx in 0..config.n_layers {
-        for tensor in LayerTensor::ALL {
-            let shape = match tensor {
-                LayerTensor::AttnNorm | LayerTensor::FfnNorm => [1, hidden],
-                LayerTensor::Q => [q_rows, hidden],
-                LayerTensor::K | LayerTensor::V => [kv_rows, hidden],
-                LayerTensor::O => [hidden, q_rows],
-                LayerTensor::Gate | LayerTensor::Up => [intermediate, hidden],
-                LayerTensor::Down => [hidden, intermediate],
-            };
-            expected.push((TensorName::Layer(layer_idx, tensor), shape));
+        let named = |(tensor, shape): &(_, _)| (TensorName::Layer(layer_idx, *tensor), *shape);
+        expected.extend(of_layer.iter().map(named));
+    }
+    let Some(experts) = config.experts else {
+        return expected;
+    };
+    let inner = experts.intermediate_size as usize;
+    for layer_idx in 0..config.n_layers {
+        for expert_idx in 0..experts.n_experts {
+            let name = |tensor| TensorName::Expert(layer_idx, expert_idx, tensor);
+            expected.extend([
+                (name(ExpertTensor::Gate), [inner, hidden]),
+                (name(ExpertTensor::Up), [inner, hidden]),
+                (name(ExpertTensor::Down), [hidden, inner]),
+            ]);
         }
     }
     expected
+}
+
+/// The tensors of every layer, experts apart.
+fn layer_tensors(config: &ModelConfig) -> Vec<(LayerTensor, [usize; 2])> {
+    use LayerTensor as T;
+    let hidden = config.hidden_size as usize;
+    let head_dim = config.head_dim as usize;
+    let q_rows = config.n_heads as usize * head_dim;
+    let kv_rows = config.n_kv_heads as usize * head_dim;
+    let mut tensors = vec![
+        (T::AttnNorm, [1, hidden]),
+        (T::Q, [q_rows, hidden]),
+        (T::K, [kv_rows, hidden]),
+        (T::V, [kv_rows, hidden]),
+        (T::O, [hidden, q_rows]),
+        (T::FfnNorm, [1, hidden]),
+    ];
+    match config.experts {
+        Some(experts) => tensors.push((T::Router, [experts.n_experts as usize, hidden])),
+        None => {
+            let inner = config.intermediate_size as usize;
+            tensors.extend([
+                (T::Gate, [inner, hidden]),
+                (T::Up, [inner, hidden]),
+                (T::Down, [hidden, inner]),
+            ]);
+        }
+    }
+    if config.family.has_qkv_bias() {
+        let biases = [(T::QBias, q_rows), (T::KBias, kv_rows), (T::VBias, kv_rows)];
+        tensors.extend(biases.map(|(bias, n)| (bias, [1, n])));
+    }
+    if config.family.has_head_norms() {
+        tensors.extend([T::QNorm, T::KNorm].map(|norm| (norm, [1, head_dim])));
+    }
+    if config.family.has_post_norms() {
+        tensors.extend([T::PostAttnNorm, T::PostFfnNorm].map(|norm| (norm, [1, hidden])));
+    }
+    tensors
 }
 
 fn place_all(
@@ -326,6 +399,7 @@ fn place_all(
         let place = Place {
             dtype: tensor.dtype,
             shape,
+            file_idx: tensor.file_idx,
             range: tensor.range,
         };
         if places.insert(name, place).is_some() {

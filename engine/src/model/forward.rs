@@ -1,15 +1,16 @@
 //! One forward pass over rows of any mix of sequences.
 //!
 //! embedding -> layers of (norm, q k v, rope, store K and V, attention, o, add; norm, gate and up, SiLU, down, add) -> norm ->
-//! head. Each row's result depends on its own sequence alone. K and V of a layer are final when they have been
-//! stored, before the layer's attention, which is when the caller is told.
+//! head. What families add in between stands in their own files. Each row's result depends on its own sequence alone. K
+//! and V of a layer are final when they have been stored, before the layer's attention, which is when the caller is told.
 
-use super::Model;
-use super::llama::Layer;
+use super::llama::{FeedForward, Gated, Layer};
+use super::qwen3_moe::ExpertRows;
+use super::{ByReach, Model};
 use tidemill_core::TokenId;
 use tidemill_kernels::cpu::{
-    Activations, AttentionPlan, LayerCache, Output, PackedMatrix, RopeAngles, Span, Team, attend,
-    matmul, rms_norm, silu_mul, store_kv,
+    Activations, AttentionPlan, LayerCache, Output, PackedMatrix, RopeAngles, Span, Team, add_bias,
+    add_rows, attend, matmul, rms_norm, scale, store_kv,
 };
 use tidemill_kernels::memory::KvArena;
 
@@ -17,29 +18,34 @@ use tidemill_kernels::memory::KvArena;
 pub(crate) struct Batch {
     tokens: Vec<TokenId>,
     positions: Vec<u32>,
-    attention: AttentionPlan,
+    attention: ByReach<AttentionPlan>,
 }
 
 /// Memory that a pass works in; kept from pass to pass.
 #[derive(Debug)]
 pub(crate) struct Workspace {
+    /// The residual stream, `[rows, hidden]`.
+    pub(super) hidden: Vec<f32>,
     /// `[rows, hidden]`
-    hidden: Vec<f32>,
-    /// `[rows, hidden]`
-    normed: Activations,
+    pub(super) normed: Activations,
     /// `[rows, q | k | v]`
     qkv: Vec<f32>,
     /// `[rows, n_heads * head_dim]`
     attended: Activations,
     /// `[rows, gate | up]`
-    gate_up: Vec<f32>,
+    pub(super) gate_up: Vec<f32>,
     /// `[rows, intermediate]`
-    gated: Activations,
+    pub(super) gated: Activations,
+    pub(super) expert_rows: ExpertRows,
+    /// What half a layer gives, where it is not added at once, `[rows, hidden]`.
+    pub(super) branch: Vec<f32>,
+    /// `[rows, hidden]`
+    pub(super) branch_normed: Activations,
     /// Rows that become logits, `[rows, hidden]`.
     head_input: Activations,
     /// `[rows, vocab]`
     logits: Vec<f32>,
-    angles: RopeAngles,
+    angles: ByReach<RopeAngles>,
 }
 
 impl Batch {
@@ -52,7 +58,12 @@ impl Batch {
         Self {
             tokens,
             positions: positions.collect(),
-            attention: AttentionPlan::new(model.shape, spans),
+            attention: ByReach {
+                window: model.window.map(|window| {
+                    AttentionPlan::windowed(model.shape, Some(window), spans.clone())
+                }),
+                everything: AttentionPlan::new(model.shape, spans),
+            },
         }
     }
 }
@@ -65,18 +76,23 @@ impl Workspace {
     pub(crate) fn new(model: &Model) -> Self {
         let any = |of: &dyn Fn(&Layer) -> bool| model.weights.layers.iter().any(of);
         let quantised = |matrices: &[PackedMatrix]| matrices.iter().any(PackedMatrix::is_quantised);
+        let feeds_int8 = any(&|layer| layer.feed_forward.reads_int8());
         Self {
             hidden: Vec::new(),
-            normed: Activations::new(any(&|layer| {
-                quantised(&layer.qkv) || quantised(&layer.gate_up)
-            })),
+            normed: Activations::new(feeds_int8 || any(&|layer| quantised(&layer.qkv))),
             qkv: Vec::new(),
             attended: Activations::new(any(&|layer| layer.o.is_quantised())),
             gate_up: Vec::new(),
-            gated: Activations::new(any(&|layer| layer.down.is_quantised())),
+            gated: Activations::new(any(&|layer| layer.feed_forward.narrows_inside())),
+            expert_rows: ExpertRows::new(feeds_int8),
+            branch: Vec::new(),
+            branch_normed: Activations::new(false),
             head_input: Activations::new(model.weights.head().is_quantised()),
             logits: Vec::new(),
-            angles: RopeAngles::default(),
+            angles: ByReach {
+                everything: RopeAngles::default(),
+                window: model.window.map(|_| RopeAngles::default()),
+            },
         }
     }
 }
@@ -96,7 +112,16 @@ impl Model {
         for (row, token) in work.hidden.chunks_exact_mut(n_hidden).zip(&batch.tokens) {
             self.weights.embedding.row_to_f32(*token as usize, row);
         }
-        work.angles.fill(&self.rope, &batch.positions);
+        if let Some(factor) = self.embedding_scale {
+            scale(&mut work.hidden, factor);
+        }
+        let angles = &mut work.angles;
+        angles
+            .everything
+            .fill(&self.rope.everything, &batch.positions);
+        if let (Some(angles), Some(rope)) = (&mut angles.window, &self.rope.window) {
+            angles.fill(rope, &batch.positions);
+        }
         for (layer_idx, layer) in (0_u32..).zip(&self.weights.layers) {
             let cache = LayerCache {
                 arena,
@@ -123,30 +148,74 @@ impl Model {
         let matrices: [&PackedMatrix; 3] = layer.qkv.each_ref();
         let products = Output::Replace(&mut work.qkv);
         matmul(isa, team, &matrices, &work.normed, products);
+        if let Some(bias) = &layer.qkv_bias {
+            add_bias(isa, team, &mut work.qkv, bias);
+        }
+        if let Some(norms) = &layer.head_norms {
+            self.norm_q_and_k(team, norms, (&mut work.qkv, n_columns));
+        }
         let n_turned = self.shape.n_heads + self.shape.n_kv_heads;
-        work.angles.turn(isa, team, &mut work.qkv, n_turned);
+        work.angles
+            .of(layer.reach)
+            .turn(isa, team, &mut work.qkv, n_turned);
+        let plan = batch.attention.of_mut(layer.reach);
         let rows = (&work.qkv[..], n_columns);
-        store_kv(isa, team, cache, batch.attention.spans(), rows);
+        store_kv(isa, team, cache, plan.spans(), rows);
         stored();
-        let attended = &mut work.attended;
-        attend((isa, team), &mut batch.attention, cache, rows, attended);
-        let sums = Output::Add(&mut work.hidden);
-        matmul(isa, team, &[&layer.o], &work.attended, sums);
+        attend((isa, team), plan, cache, rows, &mut work.attended);
+        match &layer.post_norms {
+            None => {
+                let sums = Output::Add(&mut work.hidden);
+                matmul(isa, team, &[&layer.o], &work.attended, sums);
+            }
+            Some(norms) => {
+                work.branch.resize(work.hidden.len(), 0.0);
+                let branch = Output::Replace(&mut work.branch);
+                matmul(isa, team, &[&layer.o], &work.attended, branch);
+                self.add_branch_normed(team, work, &norms.attn);
+            }
+        }
     }
 
     fn feed_forward(&self, team: &mut Team, work: &mut Workspace, layer: &Layer) {
-        let isa = self.isa;
         let norm = (&layer.ffn_norm[..], self.rms_norm_eps);
-        rms_norm(isa, team, &work.hidden, norm, &mut work.normed);
-        let n_rows = work.normed.n_rows();
-        work.gate_up.resize(n_rows * columns(&layer.gate_up), 0.0);
-        let matrices: [&PackedMatrix; 2] = layer.gate_up.each_ref();
-        let products = Output::Replace(&mut work.gate_up);
-        matmul(isa, team, &matrices, &work.normed, products);
-        let n_inner = layer.down.n_inputs();
-        silu_mul(isa, team, &work.gate_up, n_inner, &mut work.gated);
-        let sums = Output::Add(&mut work.hidden);
-        matmul(isa, team, &[&layer.down], &work.gated, sums);
+        rms_norm(self.isa, team, &work.hidden, norm, &mut work.normed);
+        let inner = (&mut work.gate_up, &mut work.gated);
+        match (&layer.feed_forward, &layer.post_norms) {
+            (FeedForward::Dense(gated), None) => {
+                let sums = Output::Add(&mut work.hidden);
+                self.gated(team, gated, (&work.normed, inner), sums);
+            }
+            (FeedForward::Dense(gated), Some(norms)) => {
+                work.branch.resize(work.hidden.len(), 0.0);
+                let branch = Output::Replace(&mut work.branch);
+                self.gated(team, gated, (&work.normed, inner), branch);
+                self.add_branch_normed(team, work, &norms.ffn);
+            }
+            (FeedForward::Experts(mixture), None) => {
+                self.mix_experts(team, work, mixture);
+                add_rows(self.isa, team, &mut work.hidden, &work.branch);
+            }
+            (FeedForward::Experts(mixture), Some(norms)) => {
+                self.mix_experts(team, work, mixture);
+                self.add_branch_normed(team, work, &norms.ffn);
+            }
+        }
+    }
+
+    /// `down(activation(gate x) * up x)` for all rows of `input`; `gate_up` and `inner` are working memory.
+    pub(super) fn gated(
+        &self,
+        team: &mut Team,
+        weights: &Gated,
+        (input, (gate_up, inner)): (&Activations, (&mut Vec<f32>, &mut Activations)),
+        output: Output<'_>,
+    ) {
+        gate_up.resize(input.n_rows() * columns(&weights.gate_up), 0.0);
+        let matrices: [&PackedMatrix; 2] = weights.gate_up.each_ref();
+        matmul(self.isa, team, &matrices, input, Output::Replace(gate_up));
+        (self.gate)(self.isa, team, gate_up, weights.down.n_inputs(), inner);
+        matmul(self.isa, team, &[&weights.down], inner, output);
     }
 
     /// Logits of some rows of the last pass, `[rows.len(), vocab]`.

@@ -1,24 +1,46 @@
-//! Weights of the Llama family, packed: Llama 2 and 3, SmolLM2 and relatives without biases.
+//! Weights, packed: what all families share, which is Llama's.
 //!
-//! Files whose rope pairs are interleaved (GGUF) get the rows of q and k reordered here, so that there is one
-//! rope. A tied head is the embedding itself.
+//! What a family adds stands in a file of its own beside this one, and here as an optional part of a layer. Files whose
+//! rope pairs are interleaved (GGUF of Llama) get the rows of q and k reordered here, so that there is one rope. A tied
+//! head is the embedding itself.
 
-use super::ModelError;
+use super::gemma3::PostNorms;
+use super::qwen2;
+use super::qwen3::HeadNorms;
+use super::qwen3_moe::Mixture;
+use super::{ModelError, Reach};
 use tidemill_kernels::cpu::{PackedMatrix, RawMatrix, WeightFormat};
 use tidemill_model_files::{
-    LayerTensor, ModelFiles, RopeStyle, TensorName, TensorView, WeightType,
+    LayerTensor, ModelFiles, NormWeights, RopeStyle, TensorName, TensorView, WeightType,
 };
 
 /// One layer.
 pub(crate) struct Layer {
+    /// What its rows see.
+    pub(crate) reach: Reach,
     /// `[hidden]`
     pub(crate) attn_norm: Vec<f32>,
     /// q, k and v: `[heads * head_dim, hidden]` each.
     pub(crate) qkv: [PackedMatrix; 3],
+    /// `[q | k | v]`, in families that have it.
+    pub(crate) qkv_bias: Option<Vec<f32>>,
+    pub(crate) head_norms: Option<HeadNorms>,
     /// `[hidden, n_heads * head_dim]`
     pub(crate) o: PackedMatrix,
     /// `[hidden]`
     pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) feed_forward: FeedForward,
+    pub(crate) post_norms: Option<PostNorms>,
+}
+
+/// The second half of a layer.
+pub(crate) enum FeedForward {
+    Dense(Gated),
+    Experts(Mixture),
+}
+
+/// `down(activation(gate x) * up x)`
+pub(crate) struct Gated {
     /// gate and up: `[intermediate, hidden]` each.
     pub(crate) gate_up: [PackedMatrix; 2],
     /// `[hidden, intermediate]`
@@ -62,37 +84,15 @@ impl RowOrder {
 impl Weights {
     pub(crate) fn load(files: &ModelFiles) -> Result<Self, ModelError> {
         let config = &files.config;
-        let rope_order = match config.rope.style {
-            RopeStyle::HalfSplit => RowOrder::AsStored,
-            RopeStyle::Interleaved => RowOrder::PairsToHalves {
-                head_dim: config.head_dim as usize,
-            },
-        };
-        let layer = |layer_idx| {
-            let matrix = |tensor, order| pack(files, TensorName::Layer(layer_idx, tensor), order);
-            let as_stored = |tensor| matrix(tensor, RowOrder::AsStored);
-            let norm = |tensor| vector(files, TensorName::Layer(layer_idx, tensor));
-            Ok::<_, ModelError>(Layer {
-                attn_norm: norm(LayerTensor::AttnNorm)?,
-                qkv: [
-                    matrix(LayerTensor::Q, rope_order)?,
-                    matrix(LayerTensor::K, rope_order)?,
-                    as_stored(LayerTensor::V)?,
-                ],
-                o: as_stored(LayerTensor::O)?,
-                ffn_norm: norm(LayerTensor::FfnNorm)?,
-                gate_up: [as_stored(LayerTensor::Gate)?, as_stored(LayerTensor::Up)?],
-                down: as_stored(LayerTensor::Down)?,
-            })
-        };
         let head = match config.tied_head {
             true => None,
-            false => Some(pack(files, TensorName::OutputHead, RowOrder::AsStored)?),
+            false => Some(pack(files, TensorName::OutputHead)?),
         };
+        let layers = (0..config.n_layers).map(|layer_idx| Layer::load(files, layer_idx));
         Ok(Self {
-            embedding: pack(files, TensorName::TokenEmbedding, RowOrder::AsStored)?,
-            layers: (0..config.n_layers).map(layer).collect::<Result<_, _>>()?,
-            output_norm: vector(files, TensorName::OutputNorm)?,
+            embedding: pack(files, TensorName::TokenEmbedding)?,
+            layers: layers.collect::<Result<_, _>>()?,
+            output_norm: norm(files, TensorName::OutputNorm)?,
             head,
         })
     }
@@ -102,15 +102,109 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// Bytes that one row reads.
     pub(crate) fn n_bytes(&self) -> usize {
         let of_layer = |layer: &Layer| {
-            let matrices = layer.qkv.iter().chain(&layer.gate_up);
-            matrices
-                .chain([&layer.o, &layer.down])
-                .map(PackedMatrix::n_bytes)
-                .sum::<usize>()
+            let attention: usize = layer.qkv.iter().map(PackedMatrix::n_bytes).sum();
+            attention + layer.o.n_bytes() + layer.feed_forward.n_bytes()
         };
         self.head().n_bytes() + self.layers.iter().map(of_layer).sum::<usize>()
+    }
+}
+
+impl Layer {
+    fn load(files: &ModelFiles, layer_idx: u32) -> Result<Self, ModelError> {
+        let config = &files.config;
+        let family = config.family;
+        let rope_order = match config.rope.style {
+            RopeStyle::HalfSplit => RowOrder::AsStored,
+            RopeStyle::Interleaved => RowOrder::PairsToHalves {
+                head_dim: config.head_dim as usize,
+            },
+        };
+        let name = |tensor| TensorName::Layer(layer_idx, tensor);
+        let has = |has: bool| has.then_some(());
+        Ok(Self {
+            reach: match config.is_windowed(layer_idx) {
+                true => Reach::Window,
+                false => Reach::Everything,
+            },
+            attn_norm: norm(files, name(LayerTensor::AttnNorm))?,
+            qkv: [
+                pack_rows(files, name(LayerTensor::Q), rope_order)?,
+                pack_rows(files, name(LayerTensor::K), rope_order)?,
+                pack(files, name(LayerTensor::V))?,
+            ],
+            qkv_bias: has(family.has_qkv_bias())
+                .map(|()| qwen2::qkv_bias(files, layer_idx))
+                .transpose()?,
+            head_norms: has(family.has_head_norms())
+                .map(|()| HeadNorms::load(files, layer_idx))
+                .transpose()?,
+            o: pack(files, name(LayerTensor::O))?,
+            ffn_norm: norm(files, name(LayerTensor::FfnNorm))?,
+            feed_forward: match config.experts {
+                None => FeedForward::Dense(Gated::load(files, |part| {
+                    name([LayerTensor::Gate, LayerTensor::Up, LayerTensor::Down][part])
+                })?),
+                Some(experts) => FeedForward::Experts(Mixture::load(files, layer_idx, &experts)?),
+            },
+            post_norms: has(family.has_post_norms())
+                .map(|()| PostNorms::load(files, layer_idx))
+                .transpose()?,
+        })
+    }
+}
+
+impl Gated {
+    /// `name` gives the names of gate, up and down, 0 to 2.
+    pub(super) fn load(
+        files: &ModelFiles,
+        name: impl Fn(usize) -> TensorName,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
+            gate_up: [pack(files, name(0))?, pack(files, name(1))?],
+            down: pack(files, name(2))?,
+        })
+    }
+
+    pub(super) fn n_bytes(&self) -> usize {
+        let matrices = self.gate_up.iter().chain([&self.down]);
+        matrices.map(PackedMatrix::n_bytes).sum()
+    }
+
+    fn reads_int8(&self) -> bool {
+        self.gate_up.iter().any(PackedMatrix::is_quantised)
+    }
+}
+
+impl FeedForward {
+    fn each(&self) -> &[Gated] {
+        match self {
+            Self::Dense(gated) => std::slice::from_ref(gated),
+            Self::Experts(mixture) => &mixture.experts,
+        }
+    }
+
+    /// Its input needs an int8 form.
+    pub(super) fn reads_int8(&self) -> bool {
+        let router_does = match self {
+            Self::Dense(_) => false,
+            Self::Experts(mixture) => mixture.router.is_quantised(),
+        };
+        router_does || self.each().iter().any(Gated::reads_int8)
+    }
+
+    /// What lies between the gate and down needs an int8 form.
+    pub(super) fn narrows_inside(&self) -> bool {
+        self.each().iter().any(|gated| gated.down.is_quantised())
+    }
+
+    fn n_bytes(&self) -> usize {
+        match self {
+            Self::Dense(gated) => gated.n_bytes(),
+            Self::Experts(mixture) => mixture.n_bytes(),
+        }
     }
 }
 
@@ -127,7 +221,15 @@ fn format(dtype: WeightType) -> WeightFormat {
     }
 }
 
-fn pack(files: &ModelFiles, name: TensorName, order: RowOrder) -> Result<PackedMatrix, ModelError> {
+pub(super) fn pack(files: &ModelFiles, name: TensorName) -> Result<PackedMatrix, ModelError> {
+    pack_rows(files, name, RowOrder::AsStored)
+}
+
+fn pack_rows(
+    files: &ModelFiles,
+    name: TensorName,
+    order: RowOrder,
+) -> Result<PackedMatrix, ModelError> {
     let view: TensorView<'_> = files.tensors.get(name)?;
     let [n_outputs, n_inputs] = view.shape;
     let raw = RawMatrix {
@@ -142,7 +244,16 @@ fn pack(files: &ModelFiles, name: TensorName, order: RowOrder) -> Result<PackedM
     })
 }
 
-fn vector(files: &ModelFiles, name: TensorName) -> Result<Vec<f32>, ModelError> {
+/// The weight of a norm as it is multiplied with.
+pub(super) fn norm(files: &ModelFiles, name: TensorName) -> Result<Vec<f32>, ModelError> {
+    let mut values = vector(files, name)?;
+    if files.config.norm_weights == NormWeights::LessOne {
+        values.iter_mut().for_each(|value| *value += 1.0);
+    }
+    Ok(values)
+}
+
+pub(super) fn vector(files: &ModelFiles, name: TensorName) -> Result<Vec<f32>, ModelError> {
     let view = files.tensors.get(name)?;
     let [rows, n_values] = view.shape;
     if rows != 1 || view.dtype.block_elements() != 1 {

@@ -5,14 +5,23 @@
 //! knows sequences or sampling: it turns rows of tokens into rows of numbers.
 
 mod forward;
+mod gemma3;
 mod llama;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
+mod rope;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use forward::{Batch, Workspace};
 
 use crate::intake::ModelFacts;
 use llama::Weights;
 use tidemill_core::{KvDtype, KvLayout, LayoutError, bounds};
-use tidemill_kernels::cpu::{HeadShape, Isa, PackError, Rope};
+use tidemill_kernels::cpu::{
+    Activations, HeadShape, Isa, PackError, Rope, Team, gelu_mul, silu_mul,
+};
 use tidemill_model_files::{Family, LoadError, ModelFiles, TensorName};
 
 /// Smallest unit of a head that the kernels take, and the largest head.
@@ -41,6 +50,16 @@ pub enum ModelError {
         /// How many values it should have.
         n_values: usize,
     },
+    /// A divisor of a frequency is none.
+    #[error("{tensor}: value {value} for pair {pair}; numbers above 0 are expected")]
+    RopeDivisor {
+        /// Which tensor.
+        tensor: TensorName,
+        /// Which pair.
+        pair: usize,
+        /// What it was.
+        value: f32,
+    },
     /// The kernels have no such head.
     #[error("head_dim is {head_dim}; a multiple of 16 from 16 to 256 is supported")]
     HeadDim {
@@ -52,11 +71,56 @@ pub enum ModelError {
     Layout(#[from] LayoutError),
 }
 
+/// What the rows of a layer see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// All positions up to their own.
+    Everything,
+    /// The last ones only.
+    Window,
+}
+
+/// One thing for each reach that a model's layers have.
+#[derive(Debug)]
+pub(crate) struct ByReach<T> {
+    everything: T,
+    window: Option<T>,
+}
+
+impl<T> ByReach<T> {
+    fn of(&self, reach: Reach) -> &T {
+        match reach {
+            Reach::Everything => &self.everything,
+            Reach::Window => self
+                .window
+                .as_ref()
+                .expect("only models with a window have windowed layers"),
+        }
+    }
+
+    fn of_mut(&mut self, reach: Reach) -> &mut T {
+        match reach {
+            Reach::Everything => &mut self.everything,
+            Reach::Window => self
+                .window
+                .as_mut()
+                .expect("only models with a window have windowed layers"),
+        }
+    }
+}
+
+/// Rows of gate and up to rows of their product.
+type Gate = fn(Isa, &mut Team, &[f32], usize, &mut Activations);
+
 /// One model, ready to compute. Shared by all nodes of a process.
 pub struct Model {
     pub(crate) weights: Weights,
     pub(crate) shape: HeadShape,
-    pub(crate) rope: Rope,
+    pub(crate) rope: ByReach<Rope>,
+    /// Positions that a row of a windowed layer sees.
+    pub(crate) window: Option<usize>,
+    pub(crate) gate: Gate,
+    pub(crate) embedding_scale: Option<f32>,
     pub(crate) isa: Isa,
     pub(crate) rms_norm_eps: f32,
     layout: KvLayout,
@@ -91,18 +155,21 @@ impl Model {
             head_dim,
             KvDtype::F16,
         )?;
-        let weights = match config.family {
-            Family::Llama => Weights::load(files)?,
-        };
         Ok(Self {
-            weights,
+            weights: Weights::load(files)?,
             shape: HeadShape {
                 n_heads: config.n_heads as usize,
                 n_kv_heads: config.n_kv_heads as usize,
                 head_dim: head_dim as usize,
-                scale: 1.0 / (head_dim as f32).sqrt(),
+                scale: 1.0 / config.query_scalar.sqrt(),
             },
-            rope: Rope::new(head_dim as usize, f64::from(config.rope.theta)),
+            rope: rope::load(files)?,
+            window: config.window.map(|window| window.n_positions as usize),
+            gate: match config.family {
+                Family::Gemma3 => gelu_mul,
+                _ => silu_mul,
+            },
+            embedding_scale: gemma3::embedding_scale(config),
             isa,
             rms_norm_eps: config.rms_norm_eps,
             layout,

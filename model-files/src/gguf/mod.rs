@@ -8,6 +8,7 @@
 mod access;
 mod cursor;
 pub(crate) mod model;
+mod rope;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

@@ -290,7 +290,7 @@ fn valid_file() -> Vec<u8> {
 fn drive(file: &[u8]) {
     if let Ok(gguf) = parse(file) {
         let _ = model::config(&gguf);
-        let _ = model::tensors(&gguf);
+        let _ = model::config(&gguf).map(|config| model::tensors(&gguf, &config));
     }
 }
 

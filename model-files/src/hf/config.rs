@@ -1,11 +1,14 @@
-//! `config.json` of a Llama model, strictly.
+//! `config.json` of a model, strictly.
 //!
-//! Each key is read, checked against the one value that we compute, or known to be without effect on the
-//! numbers. Any other key refuses the model: a key that is ignored with a warning is how a server comes to
-//! answer with another model than the one that was asked for.
-//! Source: <https://huggingface.co/docs/transformers/model_doc/llama>, `LlamaConfig`.
+//! What may stand in it is `dialect`'s to say, and `rope` reads what concerns rope; here the numbers become a
+//! [`ModelConfig`]. Where a key is absent, the default is that of the family's own class in transformers, or the key is
+//! required.
 
-use crate::config::{Family, FieldNames, ModelConfig, Rope, RopeStyle};
+use super::dialect::Dialect;
+use super::rope;
+use crate::config::{
+    Experts, Family, FieldNames, ModelConfig, NormWeights, Rope, RopeStyle, Window,
+};
 use crate::error::{Refusal, quoted};
 use crate::json::Fields;
 
@@ -20,209 +23,181 @@ const NAMES: FieldNames = FieldNames {
     context_length: "max_position_embeddings",
     rms_norm_eps: "rms_norm_eps",
     rope_theta: "rope_theta",
+    rope_local_theta: "rope_local_base_freq",
+    rope_scaling: "rope_scaling",
+    query_scalar: "query_pre_attn_scalar",
+    window: "sliding_window",
+    n_experts: "num_experts",
+    n_experts_used: "num_experts_per_tok",
+    expert_intermediate_size: "moe_intermediate_size",
 };
 
-/// `LlamaConfig`'s own default.
+/// The default of all families but Gemma 3, whose files must state theirs.
 const ROPE_THETA_DEFAULT: f32 = 10_000.0;
-
-/// Keys that [`parse`] reads.
-const READ_KEYS: [&str; 15] = [
-    NAMES.n_layers,
-    NAMES.hidden_size,
-    NAMES.intermediate_size,
-    NAMES.n_heads,
-    NAMES.n_kv_heads,
-    NAMES.head_dim,
-    NAMES.vocab_size,
-    NAMES.context_length,
-    NAMES.rms_norm_eps,
-    NAMES.rope_theta,
-    "model_type",
-    "architectures",
-    "tie_word_embeddings",
-    "rope_scaling",
-    "rope_parameters",
-];
-
-/// Keys that switch something on which we do not compute; each is fine when false or absent.
-const OFF_KEYS: [&str; 4] = [
-    "attention_bias",
-    "mlp_bias",
-    "rope_interleaved",
-    "use_sliding_window",
-];
-
-/// Keys that must be null or absent.
-const NULL_KEYS: [&str; 4] = [
-    "sliding_window",
-    "quantization_config",
-    "layer_types",
-    "auto_map",
-];
-
-/// Keys without effect on the numbers: provenance, training, and token ids, which come from the tokenizer's files.
-const INERT_KEYS: [&str; 20] = [
-    "_name_or_path",
-    "transformers_version",
-    "torch_dtype",
-    "dtype",
-    "use_cache",
-    "initializer_range",
-    "pretraining_tp",
-    "attention_dropout",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "unk_token_id",
-    "is_llama_config",
-    "transformers.js_config",
-    "attn_implementation",
-    "_attn_implementation_autoset",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "model_name",
-];
+const GEMMA_LOCAL_THETA_DEFAULT: f32 = 10_000.0;
+const MISTRAL_WINDOW_DEFAULT: u32 = 4096;
+const GEMMA_GLOBAL_EVERY_DEFAULT: u32 = 6;
+/// Of Qwen 3's classes, whatever the hidden size is.
+const QWEN3_HEAD_DIM_DEFAULT: u32 = 128;
 
 /// The config in the bytes of a `config.json`. The name is left empty: the file does not state one.
 pub(super) fn parse(bytes: &[u8]) -> Result<ModelConfig, Refusal> {
     let fields = Fields::parse(bytes, "config")?;
-    refuse_other_families(&fields)?;
-    refuse_unsupported(&fields)?;
+    let family = Dialect::of(&fields)?.family;
     let hidden_size = fields.required(NAMES.hidden_size)?;
     let n_heads = fields.required(NAMES.n_heads)?;
-    let head_dim = match fields.get(NAMES.head_dim)? {
-        Some(head_dim) => head_dim,
-        None => ModelConfig::implied_head_dim(hidden_size, n_heads, &NAMES)?,
+    let head_dim = match (fields.get(NAMES.head_dim)?, family) {
+        (Some(head_dim), _) => head_dim,
+        (None, Family::Qwen3 | Family::Qwen3Moe) => QWEN3_HEAD_DIM_DEFAULT,
+        (None, Family::Gemma3) => fields.required(NAMES.head_dim)?,
+        (None, _) => ModelConfig::implied_head_dim(hidden_size, n_heads, &NAMES)?,
     };
+    let n_kv_heads = match (fields.get(NAMES.n_kv_heads)?, family) {
+        (Some(n_kv_heads), _) => n_kv_heads,
+        (None, Family::Llama) => n_heads,
+        (None, _) => fields.required(NAMES.n_kv_heads)?,
+    };
+    let context_length = fields.required(NAMES.context_length)?;
+    let n_layers = fields.required(NAMES.n_layers)?;
+    let rope = read_rope(&fields, family, context_length)?;
+    let tied_head = fields.get("tie_word_embeddings")?;
     let config = ModelConfig {
-        family: Family::Llama,
-        n_layers: fields.required(NAMES.n_layers)?,
+        family,
+        n_layers,
         hidden_size,
         intermediate_size: fields.required(NAMES.intermediate_size)?,
         n_heads,
-        n_kv_heads: fields.get(NAMES.n_kv_heads)?.unwrap_or(n_heads),
+        n_kv_heads,
         head_dim,
         vocab_size: fields.required(NAMES.vocab_size)?,
-        context_length: fields.required(NAMES.context_length)?,
+        context_length: rope.scaling.context_length(context_length),
         rms_norm_eps: fields.required(NAMES.rms_norm_eps)?,
-        rope: rope(&fields)?,
-        tied_head: fields.get("tie_word_embeddings")?.unwrap_or(false),
+        norm_weights: match family {
+            Family::Gemma3 => NormWeights::LessOne,
+            _ => NormWeights::AsStored,
+        },
+        rope,
+        query_scalar: match family {
+            Family::Gemma3 => fields.required(NAMES.query_scalar)?,
+            _ => head_dim as f32,
+        },
+        window: read_window(&fields, family, n_layers)?,
+        experts: read_experts(&fields, family)?,
+        tied_head: tied_head.unwrap_or(family == Family::Gemma3),
         name: String::new(),
     };
     config.check(&NAMES)?;
     Ok(config)
 }
 
-fn refuse_other_families(fields: &Fields<'_>) -> Result<(), Refusal> {
-    let model_type: String = fields.required("model_type")?;
-    if model_type != "llama" {
-        return Err(Refusal::new(
-            "model_type",
-            format!("{}, supported: \"llama\"", quoted(&model_type)),
-        ));
+/// Positions that the model takes, prompt and output together.
+pub(crate) fn context_length(fields: &Fields<'_>) -> Result<u32, Refusal> {
+    let stated = fields.required(NAMES.context_length)?;
+    Ok(rope::read(fields, stated)?.scaling.context_length(stated))
+}
+
+fn read_rope(fields: &Fields<'_>, family: Family, context_length: u32) -> Result<Rope, Refusal> {
+    let stated = rope::read(fields, context_length)?;
+    let is_gemma = family == Family::Gemma3;
+    let theta = match stated.theta {
+        Some(theta) => theta,
+        None if is_gemma => fields.required(NAMES.rope_theta)?,
+        None => ROPE_THETA_DEFAULT,
+    };
+    Ok(Rope {
+        theta,
+        local_theta: match stated.local_theta {
+            Some(local_theta) => local_theta,
+            None if is_gemma => GEMMA_LOCAL_THETA_DEFAULT,
+            None => theta,
+        },
+        style: RopeStyle::HalfSplit,
+        scaling: stated.scaling,
+    })
+}
+
+fn read_window(
+    fields: &Fields<'_>,
+    family: Family,
+    n_layers: u32,
+) -> Result<Option<Window>, Refusal> {
+    let window = match family {
+        Family::Gemma3 => Some(Window {
+            n_positions: fields.required(NAMES.window)?,
+            global_every: Some(global_every(fields)?),
+        }),
+        Family::Mistral => {
+            let stated: Option<u32> = fields.get(NAMES.window)?;
+            let is_absent = fields.raw(NAMES.window).is_empty();
+            let n_positions = stated.or(is_absent.then_some(MISTRAL_WINDOW_DEFAULT));
+            n_positions.map(|n_positions| Window {
+                n_positions,
+                global_every: None,
+            })
+        }
+        _ => None,
+    };
+    check_layer_types(fields, window, n_layers)?;
+    Ok(window)
+}
+
+/// Every how many layers one sees everything.
+fn global_every(fields: &Fields<'_>) -> Result<u32, Refusal> {
+    let keys = ["sliding_window_pattern", "_sliding_window_pattern"];
+    let mut every = None;
+    for key in keys {
+        every = every.or(fields.get::<u32>(key)?);
     }
-    let architectures: Option<Vec<String>> = fields.get("architectures")?;
-    match architectures.as_deref() {
-        None => Ok(()),
-        Some([one]) if one == "LlamaForCausalLM" => Ok(()),
-        Some(_) => Err(Refusal::new(
-            "architectures",
-            format!(
-                "{}, supported: [\"LlamaForCausalLM\"]",
-                quoted(fields.raw("architectures"))
-            ),
-        )),
+    match every.unwrap_or(GEMMA_GLOBAL_EVERY_DEFAULT) {
+        0 => Err(Refusal::new(keys[0], "0, expected at least 1")),
+        every => Ok(every),
     }
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), Refusal> {
-    for key in fields.keys() {
-        let value = fields.raw(key);
-        let supported = match key {
-            "hidden_act" if value == "\"silu\"" => continue,
-            "hidden_act" => "\"silu\"",
-            "partial_rotary_factor" if fields.get(key)? == Some(1.0_f64) => continue,
-            "partial_rotary_factor" => "1.0",
-            _ if READ_KEYS.contains(&key) || INERT_KEYS.contains(&key) => continue,
-            _ if OFF_KEYS.contains(&key) && matches!(value, "false" | "null") => continue,
-            _ if OFF_KEYS.contains(&key) => "false",
-            _ if NULL_KEYS.contains(&key) && value == "null" => continue,
-            _ if NULL_KEYS.contains(&key) => "null",
-            _ => {
-                return Err(Refusal::new(
-                    quoted(key),
-                    format!(
-                        "{}; this key is not known and may change the result",
-                        quoted(value)
-                    ),
-                ));
-            }
+/// Newer files list the kind of every layer, which must be what the other keys come to.
+fn check_layer_types(
+    fields: &Fields<'_>,
+    window: Option<Window>,
+    n_layers: u32,
+) -> Result<(), Refusal> {
+    let Some(types) = fields.get::<Vec<String>>("layer_types")? else {
+        return Ok(());
+    };
+    if types.len() != n_layers as usize {
+        let problem = format!("{} entries for {n_layers} layers", types.len());
+        return Err(Refusal::new("layer_types", problem));
+    }
+    for (number, kind) in (1_u32..).zip(types) {
+        let is_windowed = window.is_some_and(|window| {
+            !window
+                .global_every
+                .is_some_and(|every| number.is_multiple_of(every))
+        });
+        let expected = if is_windowed {
+            "sliding_attention"
+        } else {
+            "full_attention"
         };
-        return Err(Refusal::new(
-            key,
-            format!("{}, supported: {supported}", quoted(value)),
-        ));
+        if kind != expected {
+            let problem = format!(
+                "{} for layer {}, supported: {expected}",
+                quoted(&kind),
+                number - 1
+            );
+            return Err(Refusal::new("layer_types", problem));
+        }
     }
     Ok(())
 }
 
-/// `rope_theta` and `rope_scaling`, or their newer form `rope_parameters`.
-fn rope(fields: &Fields<'_>) -> Result<Rope, Refusal> {
-    let mut theta: Option<f32> = fields.get(NAMES.rope_theta)?;
-    for key in ["rope_scaling", "rope_parameters"] {
-        let Some(inner) = fields.get::<Fields<'_>>(key)? else {
-            continue;
-        };
-        refuse_scaling(key, &inner)?;
-        let inner_theta: Option<f32> = inner.get(NAMES.rope_theta)?;
-        if theta.is_some() && inner_theta.is_some() && theta != inner_theta {
-            return Err(Refusal::new(
-                format!("{key}.rope_theta"),
-                format!(
-                    "{} contradicts rope_theta outside",
-                    inner.raw(NAMES.rope_theta)
-                ),
-            ));
-        }
-        theta = theta.or(inner_theta);
+fn read_experts(fields: &Fields<'_>, family: Family) -> Result<Option<Experts>, Refusal> {
+    if family != Family::Qwen3Moe {
+        return Ok(None);
     }
-    Ok(Rope {
-        theta: theta.unwrap_or(ROPE_THETA_DEFAULT),
-        style: RopeStyle::HalfSplit,
-    })
-}
-
-/// Only the type that changes nothing is supported, under either spelling of its key.
-fn refuse_scaling(object: &str, scaling: &Fields<'_>) -> Result<(), Refusal> {
-    let mut n_types = 0;
-    for key in ["rope_type", "type"] {
-        let Some(kind) = scaling.get::<String>(key)? else {
-            continue;
-        };
-        n_types += 1;
-        if kind != "default" {
-            return Err(Refusal::new(
-                format!("{object}.{key}"),
-                format!(
-                    "{} is not supported, supported: \"default\" or no {object}",
-                    quoted(&kind)
-                ),
-            ));
-        }
-    }
-    if n_types == 0 {
-        return Err(Refusal::new(
-            format!("{object}.rope_type"),
-            "the key is missing",
-        ));
-    }
-    let known = ["rope_type", "type", NAMES.rope_theta];
-    match scaling.keys().find(|key| !known.contains(key)) {
-        None => Ok(()),
-        Some(key) => Err(Refusal::new(
-            format!("{object}.{}", quoted(key)),
-            format!("{}; this key is not supported", quoted(scaling.raw(key))),
-        )),
-    }
+    Ok(Some(Experts {
+        n_experts: fields.required(NAMES.n_experts)?,
+        n_used: fields.required(NAMES.n_experts_used)?,
+        intermediate_size: fields.required(NAMES.expert_intermediate_size)?,
+        normalise: fields.get("norm_topk_prob")?.unwrap_or(false),
+    }))
 }

@@ -1,23 +1,26 @@
-//! A Hugging Face model directory: `config.json` beside one `model.safetensors`.
+//! A Hugging Face model directory: `config.json` beside `model.safetensors`, or beside shards and their index.
 //!
-//! What is in the directory decides what is read, and nothing is guessed: a shard index or pickled weights are
-//! refused by name rather than half understood. Tensor names are those of `LlamaForCausalLM`.
+//! What is in the directory decides what is read, and nothing is guessed: pickled weights are refused by name, and so
+//! is an index that does not describe its shards exactly. Tensor names are those of transformers' `ForCausalLM` classes.
 
 mod config;
+mod dialect;
+mod rope;
+mod shards;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use crate::config::ModelConfig;
+use crate::config::{Family, ModelConfig};
 use crate::error::{LoadError, Refusal};
 use crate::mapping::Mapping;
-use crate::safetensors;
-use crate::tensors::{Found, LayerTensor, TensorName, Tensors};
+use crate::safetensors::{self, TensorEntry};
+use crate::tensors::{ExpertTensor, Found, LayerTensor, TensorName, Tensors, WeightFiles};
+
+pub(crate) use config::context_length;
 
 const CONFIG_FILE: &str = "config.json";
 const WEIGHTS_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const LM_HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -50,12 +53,41 @@ pub(crate) fn open(directory: &Path) -> Result<(ModelConfig, Tensors), LoadError
     let text = read_bounded(&config_file, CONFIG_BYTES_MAX)?;
     let mut config = config::parse(&text).map_err(|refusal| refusal.in_file(&config_file))?;
     config.name = label(directory);
-    let weights_file = find_weights(directory)?;
-    let mapping = Arc::new(Mapping::open(&weights_file)?);
-    let found =
-        read_tensors(&config, mapping.bytes()).map_err(|refusal| refusal.in_file(&weights_file))?;
-    let tensors = Tensors::new(weights_file, mapping, &config, found)?;
+    let index = directory.join(shards::INDEX_FILE);
+    let (files, mut entries) = if index.exists() {
+        shards::open(directory, &index)?
+    } else {
+        open_single(find_weights(directory)?)?
+    };
+    if config.tied_head {
+        drop_equal_head(&mut entries, &files.mappings)
+            .map_err(|refusal| refusal.in_file(&files.label))?;
+    }
+    let found = entries.into_iter().map(|(file_idx, entry)| Found {
+        name: tensor_name(&entry.name, config.family),
+        spelling: entry.name,
+        dtype: entry.dtype,
+        shape: entry.shape,
+        file_idx,
+        range: entry.range,
+    });
+    let found = found.collect();
+    let tensors = Tensors::new(files, &config, found)?;
     Ok((config, tensors))
+}
+
+/// A tensor and the index of its file.
+type Entry = (usize, TensorEntry);
+
+fn open_single(file: PathBuf) -> Result<(WeightFiles, Vec<Entry>), LoadError> {
+    let mapping = Mapping::open(&file)?;
+    let entries = safetensors::parse(mapping.bytes());
+    let entries = entries.map_err(|refusal| refusal.in_file(&file))?;
+    let files = WeightFiles {
+        label: file,
+        mappings: vec![mapping],
+    };
+    Ok((files, entries.into_iter().map(|entry| (0, entry)).collect()))
 }
 
 fn label(directory: &Path) -> String {
@@ -80,17 +112,6 @@ pub(crate) fn read_bounded(file: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadE
 }
 
 fn find_weights(directory: &Path) -> Result<PathBuf, LoadError> {
-    let index = directory.join(INDEX_FILE);
-    if index.exists() {
-        return Err(Refusal::new(
-            "weight_map",
-            format!(
-                "weights in several files are not supported yet; \
-                 merge them into one {WEIGHTS_FILE} and remove this index"
-            ),
-        )
-        .in_file(&index));
-    }
     let weights = directory.join(WEIGHTS_FILE);
     if weights.exists() {
         return Ok(weights);
@@ -111,35 +132,19 @@ fn find_weights(directory: &Path) -> Result<PathBuf, LoadError> {
     Err(Refusal::new(WEIGHTS_FILE, "this file is missing").in_file(directory))
 }
 
-fn read_tensors(config: &ModelConfig, file: &[u8]) -> Result<Vec<Found>, Refusal> {
-    let mut entries = safetensors::parse(file)?;
-    if config.tied_head {
-        drop_equal_head(&mut entries, file)?;
-    }
-    Ok(entries
-        .into_iter()
-        .map(|entry| Found {
-            name: tensor_name(&entry.name),
-            spelling: entry.name,
-            dtype: entry.dtype,
-            shape: entry.shape,
-            range: entry.range,
-        })
-        .collect())
-}
-
 /// Some writers store a tied head all the same. It is dropped when it equals the embedding and refused otherwise,
 /// for then the config and the weights contradict each other.
-fn drop_equal_head(
-    entries: &mut Vec<safetensors::TensorEntry>,
-    file: &[u8],
-) -> Result<(), Refusal> {
-    let place = |name: &str| entries.iter().position(|entry| entry.name == name);
+fn drop_equal_head(entries: &mut Vec<Entry>, mappings: &[Mapping]) -> Result<(), Refusal> {
+    let place = |name: &str| entries.iter().position(|(_, entry)| entry.name == name);
     let (Some(head), Some(embedding)) = (place(LM_HEAD), place(EMBEDDING)) else {
         return Ok(());
     };
-    let bytes = |idx: usize| &file[entries[idx].range.clone()];
-    if entries[head].dtype != entries[embedding].dtype || bytes(head) != bytes(embedding) {
+    let facts = |idx: usize| {
+        let (file_idx, entry) = &entries[idx];
+        let bytes = &mappings[*file_idx].bytes()[entry.range.clone()];
+        (entry.dtype, bytes)
+    };
+    if facts(head) != facts(embedding) {
         return Err(Refusal::new(
             LM_HEAD,
             format!("differs from {EMBEDDING}, but tie_word_embeddings is true in {CONFIG_FILE}"),
@@ -149,7 +154,7 @@ fn drop_equal_head(
     Ok(())
 }
 
-fn tensor_name(spelling: &str) -> Option<TensorName> {
+fn tensor_name(spelling: &str, family: Family) -> Option<TensorName> {
     match spelling {
         EMBEDDING => return Some(TensorName::TokenEmbedding),
         "model.norm.weight" => return Some(TensorName::OutputNorm),
@@ -157,22 +162,48 @@ fn tensor_name(spelling: &str) -> Option<TensorName> {
         _ => {}
     }
     let (layer_idx, rest) = spelling.strip_prefix("model.layers.")?.split_once('.')?;
-    let tensor = match rest {
+    let layer_idx = crate::tensors::layer_idx(layer_idx)?;
+    if let Some(expert) = rest.strip_prefix("mlp.experts.") {
+        return expert_name(layer_idx, expert);
+    }
+    Some(TensorName::Layer(layer_idx, layer_tensor(rest, family)?))
+}
+
+fn layer_tensor(spelling: &str, family: Family) -> Option<LayerTensor> {
+    Some(match spelling {
         "input_layernorm.weight" => LayerTensor::AttnNorm,
         "self_attn.q_proj.weight" => LayerTensor::Q,
         "self_attn.k_proj.weight" => LayerTensor::K,
         "self_attn.v_proj.weight" => LayerTensor::V,
         "self_attn.o_proj.weight" => LayerTensor::O,
+        // What is called "post" here is in front of feed-forward where there are no other norms.
+        "post_attention_layernorm.weight" if family.has_post_norms() => LayerTensor::PostAttnNorm,
         "post_attention_layernorm.weight" => LayerTensor::FfnNorm,
+        "pre_feedforward_layernorm.weight" if family.has_post_norms() => LayerTensor::FfnNorm,
+        "post_feedforward_layernorm.weight" => LayerTensor::PostFfnNorm,
         "mlp.gate_proj.weight" => LayerTensor::Gate,
         "mlp.up_proj.weight" => LayerTensor::Up,
         "mlp.down_proj.weight" => LayerTensor::Down,
+        "mlp.gate.weight" => LayerTensor::Router,
+        "self_attn.q_proj.bias" => LayerTensor::QBias,
+        "self_attn.k_proj.bias" => LayerTensor::KBias,
+        "self_attn.v_proj.bias" => LayerTensor::VBias,
+        "self_attn.q_norm.weight" => LayerTensor::QNorm,
+        "self_attn.k_norm.weight" => LayerTensor::KNorm,
+        _ => return None,
+    })
+}
+
+fn expert_name(layer_idx: u32, spelling: &str) -> Option<TensorName> {
+    let (expert_idx, rest) = spelling.split_once('.')?;
+    let tensor = match rest {
+        "gate_proj.weight" => ExpertTensor::Gate,
+        "up_proj.weight" => ExpertTensor::Up,
+        "down_proj.weight" => ExpertTensor::Down,
         _ => return None,
     };
-    Some(TensorName::Layer(
-        crate::tensors::layer_idx(layer_idx)?,
-        tensor,
-    ))
+    let expert_idx = crate::tensors::layer_idx(expert_idx)?;
+    Some(TensorName::Expert(layer_idx, expert_idx, tensor))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 use std::path::PathBuf;
 
+use super::shards::INDEX_FILE;
 use super::*;
-use crate::tensors::WeightType;
+use crate::config::{NormWeights, RopeScaling, Window, Yarn};
 use crate::testing::{TinySpec, safetensors_bytes, scratch, write_hf_dir};
 
 /// A valid config, with some members replaced or added: `("key", "json")`.
@@ -74,33 +75,141 @@ fn defaults_are_those_of_the_class() {
 
 /// B061: a scaling that we do not compute is refused under both spellings of its type; nothing is ignored.
 #[test]
-fn rope_scaling() {
-    for kind in ["linear", "dynamic", "llama3", "yarn", "longrope", "tidal"] {
+fn rope_scaling_that_is_not_known() {
+    for kind in ["dynamic", "longrope", "su", "proportional", "tidal"] {
         for key in ["type", "rope_type"] {
             let scaling = format!(r#"{{"{key}": "{kind}", "factor": 8.0}}"#);
             let field = format!("rope_scaling.{key}: ");
-            assert_refused(&[("rope_scaling", &scaling)], &[&field, kind]);
+            assert_refused(&[("rope_scaling", &scaling)], &[&field, kind, "llama3"]);
             let field = format!("rope_parameters.{key}: ");
             assert_refused(&[("rope_parameters", &scaling)], &[&field, kind]);
         }
     }
-    assert_refused(
-        &[("rope_scaling", r#"{"factor": 8.0}"#)],
-        &["rope_scaling.rope_type: the key is missing"],
-    );
-    assert_refused(
-        &[(
-            "rope_scaling",
+    for (scaling, part) in [
+        (
+            r#"{"factor": 8.0}"#,
+            "rope_scaling.rope_type: the key is missing",
+        ),
+        (
             r#"{"rope_type": "default", "type": "yarn"}"#,
-        )],
-        &["rope_scaling.type: \"yarn\""],
+            "rope_scaling.type: \"yarn\" contradicts",
+        ),
+        (
+            r#"{"rope_type": "default", "factor": 8.0}"#,
+            "rope_scaling.\"factor\": \"8.0\"",
+        ),
+        (
+            r#"{"rope_type": "linear"}"#,
+            "rope_scaling.factor: the key is missing",
+        ),
+        (
+            r#"{"type": "linear", "factor": 0.5}"#,
+            "rope_scaling.factor: 0.5",
+        ),
+        (
+            r#"{"type": "linear", "factor": 2, "beta_fast": 3}"#,
+            "rope_scaling.\"beta_fast\"",
+        ),
+        (r#"{"type": "linear", "factor": "2"}"#, "factor"),
+        (
+            r#"{"type": "yarn"}"#,
+            "rope_scaling.factor: the key is missing",
+        ),
+        (
+            r#"{"type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}"#,
+            "beta_fast: 1",
+        ),
+        (
+            r#"{"type": "yarn", "factor": 4, "finetuned": true}"#,
+            "\"finetuned\"",
+        ),
+        ("8.0", "rope_scaling"),
+    ] {
+        assert_refused(&[("rope_scaling", scaling)], &[part]);
+    }
+    let llama3 = [
+        ("factor", "8"),
+        ("low_freq_factor", "1"),
+        ("high_freq_factor", "4"),
+        ("original_max_position_embeddings", "8192"),
+    ];
+    for (missing, _) in llama3 {
+        let rest = llama3.iter().filter(|(key, _)| *key != missing);
+        let rest: String = rest
+            .map(|(key, value)| format!(", \"{key}\": {value}"))
+            .collect();
+        let scaling = format!("{{\"rope_type\": \"llama3\"{rest}}}");
+        let part = format!("rope_scaling.{missing}: the key is missing");
+        assert_refused(&[("rope_scaling", &scaling)], &[&part]);
+    }
+    let equal = r#"{"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+        "original_max_position_embeddings": 8192}"#;
+    assert_refused(&[("rope_scaling", equal)], &["high_freq_factor: 4"]);
+}
+
+#[test]
+fn rope_scaling_that_is_known() {
+    let scaling = |text: &str| {
+        let older = accepted(&[("rope_scaling", text)]).rope.scaling;
+        assert_eq!(accepted(&[("rope_parameters", text)]).rope.scaling, older);
+        older
+    };
+    assert_eq!(scaling(r#"{"rope_type": "default"}"#), RopeScaling::None);
+    assert_eq!(
+        scaling(r#"{"type": "linear", "factor": 8.0}"#),
+        RopeScaling::Linear { factor: 8.0 }
     );
-    assert_refused(
-        &[("rope_scaling", r#"{"rope_type": "default", "factor": 8.0}"#)],
-        &["rope_scaling.\"factor\"", "8.0"],
+    let llama3 = r#"{"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3"}"#;
+    assert_eq!(
+        scaling(llama3),
+        RopeScaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context_length: 8192
+        }
     );
-    assert_refused(&[("rope_scaling", "8.0")], &["rope_scaling"]);
-    accepted(&[("rope_scaling", r#"{"rope_type": "default"}"#)]);
+    let paper = Yarn::new(4.0, 512);
+    let yarn = |rest: &str| {
+        let text = format!(r#"{{"type": "yarn", "rope_type": "yarn", "factor": 4.0{rest}}}"#);
+        match scaling(&text) {
+            RopeScaling::Yarn(yarn) => yarn,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(yarn(""), paper, "the original length is that of the model");
+    assert_eq!(
+        yarn(r#", "mscale": 0.707"#),
+        paper,
+        "one mscale alone does not count"
+    );
+    let given = yarn(r#", "attention_factor": 1.25, "mscale": 2, "mscale_all_dim": 3"#);
+    assert_eq!(
+        (given.magnitude, given.mscale, given.mscale_all_dim),
+        (1.25, 0.0, 0.0)
+    );
+    let both =
+        yarn(r#", "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": false, "beta_fast": 16"#);
+    let wanted = Yarn {
+        mscale: 0.7,
+        mscale_all_dim: 0.5,
+        truncate: false,
+        beta_fast: 16.0,
+        ..paper
+    };
+    assert_eq!(both, wanted);
+}
+
+/// B061: a YaRN model takes what its scaling gives it.
+#[test]
+fn yarn_extends_the_context_and_the_other_rules_state_it() {
+    let length = |scaling: &str| accepted(&[("rope_scaling", scaling)]).context_length;
+    let yarn = r#"{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}"#;
+    assert_eq!(length(yarn), 2048);
+    let stated = r#"{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}"#;
+    assert_eq!(length(stated), 512);
+    assert_eq!(length(r#"{"type": "linear", "factor": 4.0}"#), 512);
 }
 
 #[test]
@@ -117,7 +226,11 @@ fn theta_in_rope_parameters() {
 #[test]
 fn what_is_not_computed_is_refused_by_name_and_value() {
     for (key, value, supported) in [
-        ("model_type", r#""qwen2""#, "llama"),
+        (
+            "model_type",
+            r#""gemma2""#,
+            "llama, mistral, qwen2, qwen3, qwen3_moe, gemma3_text",
+        ),
         (
             "architectures",
             r#"["LlamaForSequenceClassification"]"#,
@@ -133,7 +246,11 @@ fn what_is_not_computed_is_refused_by_name_and_value() {
         ("attention_multiplier", "2.0", "not known"),
     ] {
         let shown = value.replace('"', "\\\"");
-        let shown = if key == "model_type" { "qwen2" } else { &shown };
+        let shown = if key == "model_type" {
+            "gemma2"
+        } else {
+            &shown
+        };
         assert_refused(&[(key, value)], &[key, shown, supported]);
     }
     accepted(&[
@@ -143,6 +260,259 @@ fn what_is_not_computed_is_refused_by_name_and_value() {
         ("partial_rotary_factor", "1.0"),
         ("torch_dtype", r#""bfloat16""#),
     ]);
+}
+
+/// Members that a family has in place of, or besides, those of Llama.
+fn of_family(family: Family) -> Vec<(&'static str, &'static str)> {
+    match family {
+        Family::Llama => vec![],
+        Family::Mistral => vec![
+            ("model_type", r#""mistral""#),
+            ("architectures", r#"["MistralForCausalLM"]"#),
+            ("sliding_window", "4096"),
+        ],
+        Family::Qwen2 => vec![
+            ("model_type", r#""qwen2""#),
+            ("architectures", r#"["Qwen2ForCausalLM"]"#),
+            ("use_sliding_window", "false"),
+            ("sliding_window", "32768"),
+            ("max_window_layers", "21"),
+        ],
+        Family::Qwen3 => vec![
+            ("model_type", r#""qwen3""#),
+            ("architectures", r#"["Qwen3ForCausalLM"]"#),
+            ("head_dim", "128"),
+            ("layer_types", r#"["full_attention", "full_attention"]"#),
+        ],
+        Family::Qwen3Moe => vec![
+            ("model_type", r#""qwen3_moe""#),
+            ("architectures", r#"["Qwen3MoeForCausalLM"]"#),
+            ("num_experts", "8"),
+            ("num_experts_per_tok", "2"),
+            ("moe_intermediate_size", "32"),
+            ("norm_topk_prob", "true"),
+            ("decoder_sparse_step", "1"),
+            ("mlp_only_layers", "[]"),
+            ("router_aux_loss_coef", "0.001"),
+        ],
+        Family::Gemma3 => vec![
+            ("model_type", r#""gemma3_text""#),
+            ("architectures", r#"["Gemma3ForCausalLM"]"#),
+            ("head_dim", "256"),
+            ("hidden_activation", r#""gelu_pytorch_tanh""#),
+            ("query_pre_attn_scalar", "168"),
+            ("rope_local_base_freq", "5000"),
+            ("sliding_window", "512"),
+            ("final_logit_softcapping", "null"),
+        ],
+    }
+}
+
+fn family_with(
+    family: Family,
+    changes: &[(&'static str, &'static str)],
+) -> Vec<(&'static str, &'static str)> {
+    let mut members = of_family(family);
+    members.retain(|(key, _)| !changes.iter().any(|(changed, _)| changed == key));
+    members.extend(changes);
+    members
+}
+
+#[test]
+fn each_family_has_its_config() {
+    for family in [
+        Family::Llama,
+        Family::Mistral,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Qwen3Moe,
+        Family::Gemma3,
+    ] {
+        let config = accepted(&of_family(family));
+        assert_eq!(config.family, family);
+        assert_eq!(config.experts.is_some(), family == Family::Qwen3Moe);
+        assert_eq!(
+            config.tied_head,
+            family == Family::Gemma3,
+            "the default of its class"
+        );
+    }
+    let mistral = accepted(&of_family(Family::Mistral));
+    let all = |n_positions| {
+        Some(Window {
+            n_positions,
+            global_every: None,
+        })
+    };
+    assert_eq!(mistral.window, all(4096));
+    assert!(mistral.is_windowed(0) && mistral.is_windowed(1));
+    let null = accepted(&family_with(Family::Mistral, &[("sliding_window", "null")]));
+    assert_eq!(null.window, None);
+    let absent = accepted(&family_with(
+        Family::Mistral,
+        &[("sliding_window", "absent")],
+    ));
+    assert_eq!(absent.window, all(4096), "the default of its class");
+    assert_eq!(accepted(&of_family(Family::Qwen2)).window, None);
+    let qwen3 = accepted(&family_with(Family::Qwen3, &[("head_dim", "absent")]));
+    assert_eq!(qwen3.head_dim, 128, "the default of its class");
+    let moe = accepted(&of_family(Family::Qwen3Moe))
+        .experts
+        .expect("it has experts");
+    assert_eq!(
+        (moe.n_experts, moe.n_used, moe.intermediate_size),
+        (8, 2, 32)
+    );
+    assert!(moe.normalise);
+    let plain = accepted(&family_with(
+        Family::Qwen3Moe,
+        &[("norm_topk_prob", "absent")],
+    ));
+    assert!(
+        !plain.experts.expect("experts").normalise,
+        "the default of its class"
+    );
+}
+
+#[test]
+fn gemma3_has_layers_of_two_kinds() {
+    let gemma = accepted(&of_family(Family::Gemma3));
+    let window = Window {
+        n_positions: 512,
+        global_every: Some(6),
+    };
+    assert_eq!(gemma.window, Some(window));
+    assert_eq!((gemma.rope.theta, gemma.rope.local_theta), (1e5, 5e3));
+    assert_eq!(
+        (gemma.query_scalar, gemma.norm_weights),
+        (168.0, NormWeights::LessOne)
+    );
+    assert!(gemma.is_windowed(4) && !gemma.is_windowed(5) && gemma.is_windowed(6));
+    let every_second = family_with(
+        Family::Gemma3,
+        &[
+            ("_sliding_window_pattern", "2"),
+            ("layer_types", r#"["sliding_attention", "full_attention"]"#),
+        ],
+    );
+    let every_second = accepted(&every_second);
+    assert!(every_second.is_windowed(0) && !every_second.is_windowed(1));
+    let newer = family_with(
+        Family::Gemma3,
+        &[
+            ("rope_theta", "absent"),
+            ("rope_local_base_freq", "absent"),
+            (
+                "rope_parameters",
+                r#"{"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}"#,
+            ),
+        ],
+    );
+    let newer = accepted(&newer).rope;
+    assert_eq!((newer.theta, newer.local_theta), (1e6, 1e4));
+    assert_eq!(newer.scaling, RopeScaling::Linear { factor: 8.0 });
+}
+
+#[test]
+fn what_a_family_does_not_compute_is_refused() {
+    type Case = (Family, (&'static str, &'static str), &'static str);
+    let cases: [Case; 19] = [
+        (
+            Family::Qwen2,
+            ("use_sliding_window", "true"),
+            "supported: false",
+        ),
+        (
+            Family::Qwen2,
+            ("layer_types", r#"["full_attention", "sliding_attention"]"#),
+            "layer 1",
+        ),
+        (
+            Family::Qwen2,
+            ("architectures", r#"["LlamaForCausalLM"]"#),
+            "Qwen2ForCausalLM",
+        ),
+        (Family::Qwen2, ("num_key_value_heads", "absent"), "missing"),
+        (
+            Family::Qwen3,
+            ("attention_bias", "true"),
+            "supported: false",
+        ),
+        (
+            Family::Qwen3,
+            ("layer_types", r#"["full_attention"]"#),
+            "1 entries for 2 layers",
+        ),
+        (Family::Qwen3, ("num_experts", "8"), "not known"),
+        (
+            Family::Qwen3Moe,
+            ("decoder_sparse_step", "2"),
+            "supported: 1",
+        ),
+        (
+            Family::Qwen3Moe,
+            ("mlp_only_layers", "[0]"),
+            "supported: []",
+        ),
+        (
+            Family::Qwen3Moe,
+            ("num_experts_per_tok", "9"),
+            "9, expected 1 to 8",
+        ),
+        (
+            Family::Qwen3Moe,
+            ("num_experts", "513"),
+            "513, expected 1 to 512",
+        ),
+        (
+            Family::Gemma3,
+            ("final_logit_softcapping", "30.0"),
+            "supported: null",
+        ),
+        (
+            Family::Gemma3,
+            ("attn_logit_softcapping", "50.0"),
+            "supported: null",
+        ),
+        (
+            Family::Gemma3,
+            ("hidden_activation", r#""gelu""#),
+            "gelu_pytorch_tanh",
+        ),
+        (
+            Family::Gemma3,
+            ("use_bidirectional_attention", "true"),
+            "supported: false",
+        ),
+        (
+            Family::Gemma3,
+            ("sliding_window_pattern", "0"),
+            "expected at least 1",
+        ),
+        (
+            Family::Gemma3,
+            ("query_pre_attn_scalar", "absent"),
+            "missing",
+        ),
+        (Family::Gemma3, ("sliding_window", "null"), "missing"),
+        (Family::Mistral, ("sliding_window", "0"), "0, expected 1"),
+    ];
+    for (family, change, part) in cases {
+        assert_refused(&family_with(family, &[change]), &[change.0, part]);
+    }
+    let image = [("model_type", r#""gemma3""#)];
+    assert_refused(
+        &family_with(Family::Gemma3, &image),
+        &["model_type", "gemma3_text"],
+    );
+    let scaled_local = r#"{"full_attention": {"rope_type": "default", "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}}"#;
+    let scaled_local = family_with(Family::Gemma3, &[("rope_parameters", scaled_local)]);
+    assert_refused(
+        &scaled_local,
+        &["rope_parameters.sliding_attention.rope_type"],
+    );
 }
 
 #[test]
@@ -229,15 +599,150 @@ fn assert_open_refused(dir: &Path, file: &str, parts: &[&str]) {
     }
 }
 
-/// B060: no shard is read as long as not every one is; the refusal names the index.
-#[test]
-fn a_shard_index_is_refused_by_name() {
-    let dir = directory("index");
-    fs::write(dir.join(INDEX_FILE), "{}").expect("writable");
-    assert_open_refused(&dir, INDEX_FILE, &["not supported yet"]);
+/// Cuts the weights of a directory into two shards with their index; `change` may spoil the index.
+fn shard(dir: &Path, change: impl Fn(&str) -> String) {
+    let whole = fs::read(dir.join(WEIGHTS_FILE)).expect("we wrote it");
     fs::remove_file(dir.join(WEIGHTS_FILE)).expect("it is there");
-    assert_open_refused(&dir, INDEX_FILE, &["not supported yet"]);
+    let entries = safetensors::parse(&whole).expect("we wrote it");
+    let mut map = Vec::new();
+    let mut total = 0;
+    for (number, part) in entries.chunks(entries.len().div_ceil(2)).enumerate() {
+        let shard = format!("model-0000{}-of-00002.safetensors", number + 1);
+        let tensors: Vec<_> = part
+            .iter()
+            .map(|entry| {
+                let bytes = whole[entry.range.clone()].to_vec();
+                total += bytes.len();
+                map.push(format!("{:?}: {shard:?}", entry.name));
+                (entry.name.clone(), entry.dtype, entry.shape.clone(), bytes)
+            })
+            .collect();
+        fs::write(dir.join(&shard), safetensors_bytes(&tensors)).expect("writable");
+    }
+    let index = format!(
+        "{{\"metadata\": {{\"total_size\": {total}}}, \"weight_map\": {{{}}}}}",
+        map.join(", ")
+    );
+    fs::write(dir.join(INDEX_FILE), change(&index)).expect("writable");
+}
+
+fn sharded(label: &str, change: impl Fn(&str) -> String) -> PathBuf {
+    let dir = directory(label);
+    shard(&dir, change);
+    dir
+}
+
+const SECOND: &str = "model-00002-of-00002.safetensors";
+
+#[test]
+fn shards_are_the_same_model_as_one_file() {
+    let dir = directory("whole");
+    let whole = crate::open(&dir).expect("one file");
+    shard(&dir, str::to_owned);
+    let sharded = crate::open(&dir).expect("two shards");
+    assert_eq!(sharded.fingerprint, whole.fingerprint);
     fs::remove_dir_all(dir).expect("the directory is ours");
+}
+
+/// B060: index and shards must describe each other exactly.
+#[test]
+fn shards_that_are_not_those_of_the_index_are_refused() {
+    let norm = "\"model.norm.weight\": ";
+    let moved = |index: &str| {
+        let at = index.find(norm).expect("the norm is in the index") + norm.len();
+        let number = at + "\"model-0000".len();
+        let other = if &index[number..=number] == "1" {
+            "2"
+        } else {
+            "1"
+        };
+        format!("{}{other}{}", &index[..number], &index[number + 1..])
+    };
+    let dir = sharded("moved", moved);
+    let error = open(&dir).expect_err("refused").to_string();
+    assert!(
+        error.contains("model.norm.weight") && error.contains(INDEX_FILE),
+        "{error}"
+    );
+    fs::remove_dir_all(dir).expect("the directory is ours");
+
+    let dir = sharded("total", |index| {
+        index.replace("\"total_size\": ", "\"total_size\": 1")
+    });
+    assert_open_refused(
+        &dir,
+        INDEX_FILE,
+        &["metadata.total_size: 1", "get them again"],
+    );
+    fs::remove_dir_all(dir).expect("the directory is ours");
+
+    let dir = sharded("gone", str::to_owned);
+    fs::remove_file(dir.join(SECOND)).expect("it is there");
+    assert_open_refused(&dir, SECOND, &["No such file"]);
+    fs::write(dir.join(SECOND), "short").expect("writable");
+    assert_open_refused(&dir, SECOND, &["header length"]);
+    fs::copy(
+        dir.join("model-00001-of-00002.safetensors"),
+        dir.join(SECOND),
+    )
+    .expect("writable");
+    assert_open_refused(
+        &dir,
+        SECOND,
+        &["says that this tensor is here", "get the file again"],
+    );
+    fs::remove_dir_all(dir).expect("the directory is ours");
+
+    let dir = sharded("both", str::to_owned);
+    fs::write(dir.join(WEIGHTS_FILE), "x").expect("writable");
+    assert_open_refused(&dir, INDEX_FILE, &[WEIGHTS_FILE, "remove the one"]);
+    fs::remove_dir_all(dir).expect("the directory is ours");
+}
+
+#[test]
+fn shards_outside_of_the_directory_are_refused() {
+    for (n, outside) in [
+        "../model-00002-of-00002.safetensors",
+        "/etc/passwd.safetensors",
+        "sub/a.safetensors",
+        "a\\\\b.safetensors",
+        ".hidden.safetensors",
+        "weights.bin",
+        "",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = sharded(&format!("outside-{n}"), |index| {
+            index.replace(SECOND, outside)
+        });
+        assert_open_refused(&dir, INDEX_FILE, &["weight_map", "in this directory"]);
+        fs::remove_dir_all(dir).expect("the directory is ours");
+    }
+    for (n, (index, part)) in [
+        ("{}", "weight_map: the key is missing"),
+        (r#"{"weight_map": {}}"#, "0 files"),
+        (r#"{"weight_map": {"a": 1}}"#, "a: "),
+        (
+            r#"{"weight_map": {"a": "b.safetensors"}, "extra": 1}"#,
+            "extra",
+        ),
+        (
+            r#"{"weight_map": {"a": "b.safetensors", "a": "c.safetensors"}}"#,
+            "twice",
+        ),
+        (
+            r#"{"weight_map": {}, "metadata": {"total_size": -1}}"#,
+            "metadata",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = sharded(&format!("index-{n}"), |_| index.to_owned());
+        assert_open_refused(&dir, INDEX_FILE, &[part]);
+        fs::remove_dir_all(dir).expect("the directory is ours");
+    }
 }
 
 /// B060: a stray file beside the weights is not read.
@@ -299,39 +804,40 @@ fn tensors_and_config_must_agree() {
 
 #[test]
 fn a_tied_head_that_is_stored_must_equal_the_embedding() {
-    let config = ModelConfig {
-        tied_head: true,
-        ..accepted(&[])
-    };
-    let file = |head: u8| {
-        safetensors_bytes(&[
-            (
-                EMBEDDING.to_owned(),
-                WeightType::F32,
-                vec![1, 1],
-                vec![1; 4],
-            ),
-            (
-                LM_HEAD.to_owned(),
-                WeightType::F32,
-                vec![1, 1],
-                vec![head; 4],
-            ),
-        ])
-    };
-    let found = read_tensors(&config, &file(1)).expect("equal heads are one");
-    assert_eq!(found.len(), 1);
-    let Err(refusal) = read_tensors(&config, &file(2)) else {
-        panic!("another head is refused");
-    };
-    assert_eq!(refusal.field, LM_HEAD);
+    for (head, is_equal) in [(1, true), (2, false)] {
+        let dir = directory(&format!("tied-{head}"));
+        let whole = fs::read(dir.join(WEIGHTS_FILE)).expect("we wrote it");
+        let entries = safetensors::parse(&whole).expect("we wrote it");
+        let mut tensors: Vec<_> = entries
+            .into_iter()
+            .map(|entry| {
+                (
+                    entry.name,
+                    entry.dtype,
+                    entry.shape,
+                    whole[entry.range].to_vec(),
+                )
+            })
+            .collect();
+        let embedding = tensors.iter().find(|tensor| tensor.0 == EMBEDDING);
+        let (_, dtype, shape, mut bytes) = embedding.expect("it is there").clone();
+        bytes[0] ^= u8::from(!is_equal);
+        tensors.push((LM_HEAD.to_owned(), dtype, shape, bytes));
+        fs::write(dir.join(WEIGHTS_FILE), safetensors_bytes(&tensors)).expect("writable");
+        if is_equal {
+            assert!(open(&dir).is_ok(), "equal heads are one");
+        } else {
+            assert_open_refused(&dir, WEIGHTS_FILE, &[LM_HEAD, "differs"]);
+        }
+        fs::remove_dir_all(dir).expect("the directory is ours");
+    }
 }
 
 #[test]
 fn layer_names_have_one_spelling() {
     let name = "model.layers.7.mlp.up_proj.weight";
     assert_eq!(
-        tensor_name(name),
+        tensor_name(name, Family::Llama),
         Some(TensorName::Layer(7, LayerTensor::Up))
     );
     for name in [
@@ -340,8 +846,10 @@ fn layer_names_have_one_spelling() {
         "model.layers.4294967296.mlp.up_proj.weight",
         "model.layers..mlp.up_proj.weight",
         "model.layers.7.mlp.up_proj.bias",
+        "model.layers.7.mlp.experts.01.up_proj.weight",
+        "model.layers.7.pre_feedforward_layernorm.weight",
         "model.layers.7.self_attn.rotary_emb.inv_freq",
     ] {
-        assert_eq!(tensor_name(name), None, "{name}");
+        assert_eq!(tensor_name(name, Family::Llama), None, "{name}");
     }
 }

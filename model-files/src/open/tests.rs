@@ -1,6 +1,6 @@
 use super::*;
-use crate::config::{Family, RopeStyle};
-use crate::tensors::{LayerTensor, TensorName, WeightType};
+use crate::config::{Family, NormWeights, RopeScaling, RopeStyle, Yarn};
+use crate::tensors::{ExpertTensor, LayerTensor, TensorName, WeightType};
 use crate::testing::{GgufWriter, TinySpec, gguf_bytes, scratch};
 
 /// Writes the bytes and opens them.
@@ -136,28 +136,138 @@ fn gguf_keys_become_a_config() {
 }
 
 #[test]
+fn gguf_rope_scaling_becomes_a_rule() {
+    let rope = |change: fn(&mut GgufWriter)| config_of(&keys(change, ""));
+    let linear = RopeScaling::Linear { factor: 4.0 };
+    let changes: [fn(&mut GgufWriter); 3] = [
+        |w| w.f32("llama.rope.scaling.factor", 4.0),
+        |w| w.f32("llama.rope.scale_linear", 4.0),
+        |w| {
+            w.string("llama.rope.scaling.type", "linear");
+            w.f32("llama.rope.scaling.factor", 4.0);
+        },
+    ];
+    for change in changes {
+        assert_eq!(rope(change).rope.scaling, linear);
+    }
+    let none = rope(|w| {
+        w.string("llama.rope.scaling.type", "none");
+        w.f32("llama.rope.scaling.factor", 4.0);
+        w.boolean("llama.rope.scaling.finetuned", false);
+    });
+    assert_eq!(none.rope.scaling, RopeScaling::None);
+    let yarn = rope(|w| {
+        w.string("llama.rope.scaling.type", "yarn");
+        w.f32("llama.rope.scaling.factor", 8.0);
+        w.u32("llama.rope.scaling.original_context_length", 256);
+        w.f32("llama.rope.scaling.attn_factor", 0.5);
+        w.f32("llama.rope.scaling.yarn_beta_fast", 16.0);
+    });
+    let wanted = Yarn {
+        magnitude: 0.5,
+        beta_fast: 16.0,
+        ..Yarn::new(8.0, 256)
+    };
+    assert_eq!(yarn.rope.scaling, RopeScaling::Yarn(wanted));
+    assert_eq!(yarn.context_length, 2048);
+    let divisors = rope(|w| w.tensor("rope_freqs.weight", WeightType::F32, &[8], &[0; 32]));
+    assert_eq!(divisors.rope.scaling, RopeScaling::Divisors);
+}
+
+#[test]
+fn gguf_families() {
+    for (family, seen_as) in [
+        (Family::Llama, Family::Llama),
+        (Family::Mistral, Family::Llama),
+        (Family::Qwen2, Family::Qwen2),
+        (Family::Qwen3, Family::Qwen3),
+        (Family::Qwen3Moe, Family::Qwen3Moe),
+        (Family::Gemma3, Family::Gemma3),
+    ] {
+        let spec = TinySpec::of(family, 1, WeightType::F32);
+        let model = open_bytes("family", &gguf_bytes(&spec)).expect("our own file");
+        let config = &model.config;
+        assert_eq!(config.family, seen_as);
+        assert_eq!(config.norm_weights, NormWeights::AsStored);
+        let is_permuted = seen_as == Family::Llama;
+        assert_eq!(config.rope.style == RopeStyle::Interleaved, is_permuted);
+        assert_eq!(config.window.map(|window| window.n_positions), spec.window);
+    }
+}
+
+/// The experts of a layer lie in one tensor and are found one by one; a tensor of fewer is refused.
+#[test]
+fn gguf_experts() {
+    let spec = TinySpec::of(Family::Qwen3Moe, 1, WeightType::Q4_1);
+    let bytes = gguf_bytes(&spec);
+    let model = open_bytes("experts", &bytes).expect("our own file");
+    let down = |expert_idx| {
+        let name = TensorName::Expert(1, expert_idx, ExpertTensor::Down);
+        let view = model.tensors.get(name).expect("it is there");
+        assert_eq!(view.shape, [64, 32]);
+        view.bytes.to_vec()
+    };
+    assert_ne!(down(0), down(7));
+    let name = TensorName::Expert(1, 8, ExpertTensor::Down);
+    assert!(model.tensors.get(name).is_err());
+    let key = b"qwen3moe.expert_count";
+    let at = bytes.windows(key.len()).position(|part| part == key);
+    let mut fewer = bytes.clone();
+    fewer[at.expect("the key") + key.len() + 4] = 7;
+    assert_refused(
+        "fewer-experts",
+        &fewer,
+        &["ffn_gate_inp", "[8, 64]", "[7, 64]"],
+    );
+}
+
+/// The sizes of Gemma 3 are told apart by their layers: 27B scales scores in its own way.
+#[test]
+fn gemma3_27b_scales_scores_by_the_hidden_size() {
+    for (n_layers, query_scalar) in [(34, 32.0), (62, 16.0)] {
+        let spec = TinySpec {
+            n_layers,
+            ..TinySpec::of(Family::Gemma3, 1, WeightType::Q4_0)
+        };
+        let model = open_bytes("gemma", &gguf_bytes(&spec)).expect("our own file");
+        assert_eq!(model.config.query_scalar, query_scalar);
+    }
+}
+
+#[test]
 fn gguf_keys_that_are_not_supported_are_refused_by_name_and_value() {
     type Change = fn(&mut GgufWriter);
-    let cases: [(Change, &[&str]); 9] = [
+    let cases: [(Change, &[&str]); 11] = [
         (
             |w| w.string("llama.rope.scaling.type", "yarn"),
-            &["rope.scaling.type: \"yarn\"", "none"],
+            &["rope.scaling.factor: the key is missing"],
         ),
         (
-            |w| w.string("llama.rope.scaling.type", "tidal"),
-            &["rope.scaling.type: \"tidal\""],
+            |w| w.string("llama.rope.scaling.type", "longrope"),
+            &["rope.scaling.type: \"longrope\"", "none, linear, yarn"],
         ),
         (
-            |w| w.f32("llama.rope.scaling.factor", 4.0),
-            &["llama.rope.scaling.factor: 4.0"],
+            |w| w.f32("llama.rope.scaling.factor", 0.25),
+            &["rope.scaling.factor: 0.25"],
         ),
         (
-            |w| w.u32("llama.attention.sliding_window", 4096),
-            &["sliding_window: 4096"],
+            |w| w.f32("llama.rope.scaling.yarn_log_multiplier", 0.1),
+            &["yarn_log_multiplier: 0.1"],
+        ),
+        (
+            |w| {
+                w.f32("llama.rope.scaling.factor", 4.0);
+                w.tensor("rope_freqs.weight", WeightType::F32, &[8], &[0; 32]);
+            },
+            &["rope_freqs.weight", "both"],
+        ),
+        (
+            |w| w.f32("llama.attn_logit_softcapping", 50.0),
+            &["attn_logit_softcapping: 50.0"],
         ),
         (
             |w| w.u32("llama.expert_count", 8),
-            &["llama.expert_count: 8, supported: 0"],
+            &["llama.expert_used_count: the key is missing"],
         ),
         (
             |w| w.u32("llama.rope.dimension_count", 8),
@@ -180,13 +290,13 @@ fn gguf_keys_that_are_not_supported_are_refused_by_name_and_value() {
         assert_refused(&format!("keys-{idx}"), &keys(change, ""), parts);
     }
     let other = keys(
-        |w| w.string("general.architecture", "qwen3"),
+        |w| w.string("general.architecture", "gemma2"),
         "general.architecture",
     );
     assert_refused(
         "family",
         &other,
-        &["tiny.gguf", "general.architecture: \"qwen3\"", "llama"],
+        &["tiny.gguf", "general.architecture: \"gemma2\"", "qwen3moe"],
     );
 }
 

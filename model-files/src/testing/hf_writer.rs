@@ -5,9 +5,14 @@ use std::io;
 use std::path::Path;
 
 use serde::Serialize;
+use serde_json::json;
 
 use super::tokenizer::{self, BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, UNKNOWN_ID};
-use super::{N_TOKENS, RMS_NORM_EPS, ROPE_THETA, TinySpec, quantise, weights};
+use super::{
+    EXPERTS, LLAMA3_NUMBERS, LOCAL_ROPE_THETA, N_TOKENS, ORIGINAL_CONTEXT, RMS_NORM_EPS,
+    ROPE_THETA, SCALING_FACTOR, TinyScaling, TinySpec, quantise, weights,
+};
+use crate::config::Family;
 use crate::tensors::WeightType;
 
 pub(super) fn write(directory: &Path, spec: &TinySpec) -> io::Result<()> {
@@ -29,24 +34,37 @@ fn write_json(directory: &Path, name: &str, value: &impl Serialize) -> io::Resul
     std::fs::write(directory.join(name), serde_json::to_vec_pretty(value)?)
 }
 
+/// A tensor of a safetensors file: name, type, row-major shape, bytes.
+type Written = (String, WeightType, Vec<u64>, Vec<u8>);
+
 fn weights_bytes(spec: &TinySpec) -> Vec<u8> {
-    let tensors: Vec<(String, WeightType, Vec<u64>, Vec<u8>)> = weights::tensors(spec)
+    let tensors: Vec<Written> = weights::tensors(spec)
         .into_iter()
-        .map(|tensor| {
-            let dtype = match tensor.dtype {
-                float @ (WeightType::F16 | WeightType::BF16) => float,
-                _ => WeightType::F32,
-            };
-            let shape = tensor.shape.iter().map(|dim| *dim as u64).collect();
-            (
-                tensor.hf_name,
-                dtype,
-                shape,
-                quantise(dtype, &tensor.values),
-            )
-        })
+        .map(|tensor| weights::for_hf(spec, tensor))
+        .flat_map(|tensor| written(&tensor))
         .collect();
     safetensors_bytes(&tensors)
+}
+
+/// The experts of a layer are tensors of their own.
+fn written(tensor: &weights::Tensor) -> Vec<Written> {
+    let dtype = match tensor.dtype {
+        float @ (WeightType::F16 | WeightType::BF16) => float,
+        _ => WeightType::F32,
+    };
+    let shape: Vec<u64> = tensor.shape.iter().map(|dim| *dim as u64).collect();
+    if shape.len() < 3 {
+        let bytes = quantise(dtype, &tensor.values);
+        return vec![(tensor.hf_name.clone(), dtype, shape, bytes)];
+    }
+    let of_one = tensor
+        .values
+        .chunks_exact(tensor.values.len() / tensor.shape[0]);
+    let one = |(expert_idx, values): (usize, &[f32])| {
+        let name = tensor.hf_name.replace("{}", &expert_idx.to_string());
+        (name, dtype, shape[1..].to_vec(), quantise(dtype, values))
+    };
+    of_one.enumerate().map(one).collect()
 }
 
 #[derive(Serialize)]
@@ -78,52 +96,90 @@ pub fn safetensors_bytes(tensors: &[(String, WeightType, Vec<u64>, Vec<u8>)]) ->
     file
 }
 
-#[derive(Serialize)]
-struct Config {
-    architectures: [&'static str; 1],
-    attention_bias: bool,
-    bos_token_id: u32,
-    eos_token_id: u32,
-    head_dim: u32,
-    hidden_act: &'static str,
-    hidden_size: u32,
-    intermediate_size: u32,
-    max_position_embeddings: u32,
-    mlp_bias: bool,
-    model_type: &'static str,
-    num_attention_heads: u32,
-    num_hidden_layers: u32,
-    num_key_value_heads: u32,
-    rms_norm_eps: f32,
-    rope_scaling: Option<()>,
-    rope_theta: f32,
-    tie_word_embeddings: bool,
-    torch_dtype: &'static str,
-    vocab_size: usize,
+fn config(spec: &TinySpec) -> serde_json::Value {
+    let (model_type, architecture) = match spec.family {
+        Family::Llama => ("llama", "LlamaForCausalLM"),
+        Family::Mistral => ("mistral", "MistralForCausalLM"),
+        Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+        Family::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+        Family::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        Family::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
+    };
+    let mut config = json!({
+        "architectures": [architecture],
+        "attention_bias": false,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "head_dim": spec.head_dim,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "max_position_embeddings": spec.context_length,
+        "model_type": model_type,
+        "num_attention_heads": spec.n_heads,
+        "num_hidden_layers": spec.n_layers,
+        "num_key_value_heads": spec.n_kv_heads,
+        "rms_norm_eps": RMS_NORM_EPS,
+        "rope_scaling": scaling(spec.scaling),
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": spec.tied_head,
+        "torch_dtype": "float32",
+        "vocab_size": N_TOKENS,
+    });
+    let [n_experts, n_used, inner] = EXPERTS;
+    let additions = match spec.family {
+        Family::Llama => json!({"hidden_act": "silu", "mlp_bias": false}),
+        Family::Mistral => json!({"hidden_act": "silu", "sliding_window": spec.window}),
+        Family::Qwen2 | Family::Qwen3 => json!({
+            "hidden_act": "silu",
+            "max_window_layers": spec.n_layers,
+            "sliding_window": null,
+            "use_sliding_window": false,
+        }),
+        Family::Qwen3Moe => json!({
+            "decoder_sparse_step": 1,
+            "hidden_act": "silu",
+            "mlp_only_layers": [],
+            "moe_intermediate_size": inner,
+            "norm_topk_prob": true,
+            "num_experts": n_experts,
+            "num_experts_per_tok": n_used,
+            "use_sliding_window": false,
+        }),
+        Family::Gemma3 => json!({
+            "attn_logit_softcapping": null,
+            "final_logit_softcapping": null,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": spec.head_dim,
+            "rope_local_base_freq": LOCAL_ROPE_THETA,
+            "sliding_window": spec.window,
+            "sliding_window_pattern": 6,
+        }),
+    };
+    if let (Some(config), serde_json::Value::Object(additions)) =
+        (config.as_object_mut(), additions)
+    {
+        config.extend(additions);
+    }
+    config
 }
 
-fn config(spec: &TinySpec) -> Config {
-    Config {
-        architectures: ["LlamaForCausalLM"],
-        attention_bias: false,
-        bos_token_id: BOS_ID,
-        eos_token_id: EOS_ID,
-        head_dim: spec.head_dim,
-        hidden_act: "silu",
-        hidden_size: spec.hidden_size,
-        intermediate_size: spec.intermediate_size,
-        max_position_embeddings: spec.context_length,
-        mlp_bias: false,
-        model_type: "llama",
-        num_attention_heads: spec.n_heads,
-        num_hidden_layers: spec.n_layers,
-        num_key_value_heads: spec.n_kv_heads,
-        rms_norm_eps: RMS_NORM_EPS,
-        rope_scaling: None,
-        rope_theta: ROPE_THETA,
-        tie_word_embeddings: spec.tied_head,
-        torch_dtype: "float32",
-        vocab_size: N_TOKENS,
+fn scaling(scaling: TinyScaling) -> serde_json::Value {
+    let [factor, low, high] = LLAMA3_NUMBERS;
+    match scaling {
+        TinyScaling::None => serde_json::Value::Null,
+        TinyScaling::Linear => json!({"rope_type": "linear", "factor": SCALING_FACTOR}),
+        TinyScaling::Llama3 => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": ORIGINAL_CONTEXT,
+        }),
+        TinyScaling::Yarn => json!({
+            "rope_type": "yarn",
+            "factor": SCALING_FACTOR,
+            "original_max_position_embeddings": ORIGINAL_CONTEXT,
+        }),
     }
 }
 

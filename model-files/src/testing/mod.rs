@@ -1,10 +1,11 @@
 //! Tiny models with random weights, for the tests of every crate.
 //!
-//! One [`TinySpec`] gives the same model as a GGUF file and as a Hugging Face directory: the same numbers, with the
-//! q and k rows permuted in the GGUF file as its converters do it. So a test can hold one container against the
+//! One [`TinySpec`] gives the same model as a GGUF file and as a Hugging Face directory: the same numbers, changed in the
+//! GGUF file as its converters do it (rows of q and k permuted, norms with their 1, experts in one tensor). So a test can hold one container against the
 //! other, and every test has a real model of some 300 KB with a real tokenizer, made in a millisecond. The bytes
 //! depend on the spec alone, on every platform.
 
+mod gguf_model;
 mod gguf_writer;
 mod hf_writer;
 mod quantise;
@@ -14,8 +15,10 @@ mod weights;
 use std::io;
 use std::path::Path;
 
+use crate::config::Family;
 use crate::tensors::WeightType;
 
+pub use gguf_model::gguf_bytes;
 pub use gguf_writer::GgufWriter;
 pub use hf_writer::safetensors_bytes;
 pub use quantise::quantise;
@@ -45,6 +48,25 @@ pub struct TinySpec {
     pub context_length: u32,
     /// True when the output head is the embedding.
     pub tied_head: bool,
+    /// The architecture. [`TinySpec::of`] sets what belongs to it.
+    pub family: Family,
+    /// How rope is scaled.
+    pub scaling: TinyScaling,
+    /// Positions that rows of windowed layers see. Of Gemma 3, every sixth layer sees everything.
+    pub window: Option<u32>,
+}
+
+/// A scaling of rope, with the numbers below as its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TinyScaling {
+    /// None.
+    None,
+    /// Linear, factor 4.
+    Linear,
+    /// The rule of Llama 3; as GGUF a tensor of divisors.
+    Llama3,
+    /// YaRN, factor 4.
+    Yarn,
 }
 
 impl Default for TinySpec {
@@ -60,6 +82,9 @@ impl Default for TinySpec {
             head_dim: 16,
             context_length: 512,
             tied_head: true,
+            family: Family::Llama,
+            scaling: TinyScaling::None,
+            window: None,
         }
     }
 }
@@ -73,6 +98,32 @@ impl TinySpec {
             ..Self::default()
         }
     }
+
+    /// A small model of a family, with all that the family has: windows short enough to matter, heads wider than the
+    /// hidden size shared out, and for Gemma 3 layers of both kinds.
+    pub fn of(family: Family, seed: u64, weight_type: WeightType) -> Self {
+        let spec = Self {
+            family,
+            ..Self::new(seed, weight_type)
+        };
+        match family {
+            Family::Llama | Family::Qwen2 => spec,
+            Family::Mistral => Self {
+                window: Some(20),
+                ..spec
+            },
+            Family::Qwen3 | Family::Qwen3Moe => Self {
+                head_dim: 32,
+                ..spec
+            },
+            Family::Gemma3 => Self {
+                head_dim: 32,
+                n_layers: 7,
+                window: Some(20),
+                ..spec
+            },
+        }
+    }
 }
 
 /// Epsilon of every tiny model.
@@ -80,35 +131,16 @@ pub(crate) const RMS_NORM_EPS: f32 = 1e-5;
 /// Rope base of every tiny model.
 pub(crate) const ROPE_THETA: f32 = 10_000.0;
 
-/// The bytes of the model as a GGUF file.
-pub fn gguf_bytes(spec: &TinySpec) -> Vec<u8> {
-    let mut writer = GgufWriter::new();
-    writer.string("general.architecture", "llama");
-    writer.string("general.name", "tiny");
-    for (key, value) in [
-        ("llama.block_count", spec.n_layers),
-        ("llama.context_length", spec.context_length),
-        ("llama.embedding_length", spec.hidden_size),
-        ("llama.feed_forward_length", spec.intermediate_size),
-        ("llama.attention.head_count", spec.n_heads),
-        ("llama.attention.head_count_kv", spec.n_kv_heads),
-        ("llama.attention.key_length", spec.head_dim),
-        ("llama.attention.value_length", spec.head_dim),
-        ("llama.rope.dimension_count", spec.head_dim),
-        ("llama.vocab_size", N_TOKENS as u32),
-    ] {
-        writer.u32(key, value);
-    }
-    writer.f32("llama.attention.layer_norm_rms_epsilon", RMS_NORM_EPS);
-    writer.f32("llama.rope.freq_base", ROPE_THETA);
-    tokenizer::write_gguf(&mut writer);
-    for tensor in weights::tensors(spec) {
-        let tensor = weights::for_gguf(spec, tensor);
-        let bytes = quantise(tensor.dtype, &tensor.values);
-        writer.tensor(&tensor.gguf_name, tensor.dtype, &tensor.gguf_dims(), &bytes);
-    }
-    writer.finish()
-}
+/// Rope base of Gemma's windowed layers.
+pub(crate) const LOCAL_ROPE_THETA: f32 = 1_000.0;
+/// Positions that a model with scaled rope was first trained with.
+pub(crate) const ORIGINAL_CONTEXT: u32 = 64;
+/// Factor of linear scaling and of YaRN.
+pub(crate) const SCALING_FACTOR: f32 = 4.0;
+/// The three numbers of Llama 3's rule: factor, low and high.
+pub(crate) const LLAMA3_NUMBERS: [f32; 3] = [8.0, 1.0, 4.0];
+/// Experts of Qwen 3 MoE, those used, and the width of one.
+pub(crate) const EXPERTS: [u32; 3] = [8, 2, 32];
 
 /// Writes the model as a GGUF file.
 ///

@@ -32,7 +32,6 @@ pub(super) fn read(file: &Path) -> Result<TextParts, LoadError> {
 fn text_parts(gguf: &Gguf<'_>) -> Result<TextParts, Refusal> {
     let vocabulary = vocabulary_parts(gguf)?;
     let architecture = required(gguf.string("general.architecture")?, "general.architecture")?;
-    let context_length = format!("{architecture}.context_length");
     let text = |id: Option<TokenId>| {
         let token = id.and_then(|id| vocabulary.tokens.get(id as usize));
         token.map(|token| token.text.clone()).unwrap_or_default()
@@ -42,7 +41,7 @@ fn text_parts(gguf: &Gguf<'_>) -> Result<TextParts, Refusal> {
         bos_text: text(vocabulary.bos_id),
         eos_text: text(gguf.u32("tokenizer.ggml.eos_token_id")?),
         defaults: GenerationDefaults::from_gguf(gguf)?,
-        context_length: required(gguf.u32(&context_length)?, &context_length)?,
+        context_length: gguf::model::context_length(gguf)?,
         vocab_size: gguf.u32(&format!("{architecture}.vocab_size"))?,
         vocabulary,
     })

@@ -16,7 +16,7 @@ use super::TextParts;
 use super::generation_defaults::GenerationDefaults;
 use super::vocabulary::{TokenKind, TokenParts, VocabularyParts};
 use crate::error::{LoadError, Refusal, quoted};
-use crate::hf::read_bounded;
+use crate::hf::{context_length, read_bounded};
 use crate::json::Fields;
 use pipeline::Pipeline;
 
@@ -275,7 +275,7 @@ struct ModelFacts {
 
 fn model_facts(fields: &Fields<'_>) -> Result<ModelFacts, Refusal> {
     Ok(ModelFacts {
-        context_length: fields.required("max_position_embeddings")?,
+        context_length: context_length(fields)?,
         vocab_size: fields.required("vocab_size")?,
         eos_ids: read_eos_ids(fields)?,
     })

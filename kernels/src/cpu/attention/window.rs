@@ -59,7 +59,8 @@ fn attend(isa: Isa, tile: &Tile<'_>, scale: f32, (query, first): (&mut Query<'_>
     let mut scores = [f32::NEG_INFINITY; TILE_KEYS];
     let mut row = [0.0_f32; HEAD_DIM_MAX];
     let row = &mut row[..n];
-    for key in first..query.n_keys {
+    let seen = &mut scores[..query.n_keys];
+    for (key, score) in seen.iter_mut().enumerate().skip(first) {
         read(isa, tile, &tile.k, (key, &mut *row));
         let mut lanes = [0.0_f32; N_LANES];
         let (queries, keys) = (query.values.as_chunks().0, row.as_chunks::<N_LANES>().0);
@@ -69,15 +70,14 @@ fn attend(isa: Isa, tile: &Tile<'_>, scale: f32, (query, first): (&mut Query<'_>
                 lanes[i] = queries[i].mul_add(keys[i], lanes[i]);
             }
         }
-        scores[key] = add_lanes(&lanes) * scale;
+        *score = add_lanes(&lanes) * scale;
     }
     let larger = |a: f32, b: &f32| if a > *b { a } else { *b };
-    let seen = &scores[first..query.n_keys];
-    let max = seen.iter().fold(f32::NEG_INFINITY, larger);
+    let max = seen[first..].iter().fold(f32::NEG_INFINITY, larger);
     let mut lanes = [0.0; N_LANES];
     query.sums.fill(0.0);
-    for key in first..query.n_keys {
-        let weight = exp(scores[key] - max);
+    for (key, score) in seen.iter().enumerate().skip(first) {
+        let weight = exp(score - max);
         lanes[key % N_LANES] += weight;
         read(isa, tile, &tile.v, (key, &mut *row));
         for (sum, v) in query.sums.iter_mut().zip(&*row) {
