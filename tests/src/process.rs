@@ -7,7 +7,7 @@ use crate::wait_until;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -97,11 +97,34 @@ impl Process {
     /// # Errors
     /// When the binary is missing or does not start.
     pub fn spawn<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Result<Self> {
-        let mut process = Self::start(name, arguments)?;
-        let err = process.child.stderr.take();
-        let err = err.expect("standard error is piped");
-        process.readers.push(collect(err, &process.stderr));
+        let mut process = Self::start(name, arguments, Stdio::null())?;
+        process.listen_to_errors();
         Ok(process)
+    }
+
+    /// The same with something to read: all of `input`, then the end.
+    ///
+    /// # Errors
+    /// As for [`Process::spawn`], and when it closes its input before it has read all of it.
+    pub fn spawn_with_input<S: AsRef<OsStr>>(
+        name: &str,
+        arguments: &[S],
+        input: &str,
+    ) -> Result<Self> {
+        let mut process = Self::start(name, arguments, Stdio::piped())?;
+        process.listen_to_errors();
+        let stdin = process.child.stdin.take();
+        let mut stdin = stdin.expect("standard input is piped");
+        stdin
+            .write_all(input.as_bytes())
+            .with_context(|| format!("{name} reads its input"))?;
+        Ok(process)
+    }
+
+    fn listen_to_errors(&mut self) {
+        let err = self.child.stderr.take();
+        let err = err.expect("standard error is piped");
+        self.readers.push(collect(err, &self.stderr));
     }
 
     /// The same, but whoever was to read its log is gone.
@@ -109,12 +132,12 @@ impl Process {
     /// # Errors
     /// As for [`Process::spawn`].
     pub fn spawn_unheard<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Result<Self> {
-        let mut process = Self::start(name, arguments)?;
+        let mut process = Self::start(name, arguments, Stdio::null())?;
         drop(process.child.stderr.take());
         Ok(process)
     }
 
-    fn start<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Result<Self> {
+    fn start<S: AsRef<OsStr>>(name: &str, arguments: &[S], input: Stdio) -> Result<Self> {
         let mut command = Command::new(binary(name)?);
         command.args(arguments);
         for (key, _) in std::env::vars_os() {
@@ -123,7 +146,7 @@ impl Process {
                 command.env_remove(&key);
             }
         }
-        command.stdin(Stdio::null());
+        command.stdin(input);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command
             .spawn()

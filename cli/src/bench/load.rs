@@ -121,27 +121,98 @@ async fn timed(client: &Client, body: &Body<'_>, due: Instant) -> Result<Timing>
     let mut usage = None;
     let mut is_done = false;
     while let Some(piece) = pieces.next().await {
+        let now = Instant::now();
         match piece? {
+            Piece::Text(_) if first.is_none() => (first, last) = (Some(now), now),
             Piece::Text(_) => {
-                let now = Instant::now();
-                if first.is_none() {
-                    first = Some(now - due);
-                } else {
-                    gaps.push(now - last);
-                }
+                gaps.push(now - last);
                 last = now;
             }
-            Piece::Usage(counts) => usage = Some(counts),
+            Piece::Usage(counts) => usage = Some((counts, now)),
             Piece::Done => is_done = true,
         }
     }
-    let (Some(ttft), Some(usage), true) = (first, usage, is_done) else {
-        bail!("the stream ended without text, usage or [DONE]");
+    let (Some((usage, told)), true) = (usage, is_done) else {
+        bail!("the stream ended without usage or [DONE]");
     };
+    // An answer may end before its first text; then its end is all that there is to wait for.
+    let first = first.unwrap_or(told);
     Ok(Timing {
-        ttft,
+        ttft: first - due,
         gaps,
-        e2e: last - due,
+        e2e: last.max(first) - due,
         usage,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    const PAUSE: Duration = Duration::from_millis(50);
+
+    /// What a client measures of these events, each sent after a pause.
+    async fn timing(events: &'static [&'static str]) -> Result<Timing> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let n_read = stream.read(&mut [0; 4096]).await.expect("a request");
+            assert!(n_read > 0);
+            let head =
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.expect("written");
+            for event in events {
+                tokio::time::sleep(PAUSE).await;
+                let event = format!("data: {event}\n\n");
+                stream.write_all(event.as_bytes()).await.expect("written");
+            }
+        });
+        let body = Body {
+            model: "m",
+            prompt: "p".to_owned(),
+            max_tokens: 4,
+            temperature: 0.0,
+            stream: true,
+            stream_options: StreamOptions {
+                include_usage: true,
+            },
+            ignore_eos: false,
+        };
+        let client = Client::new(&url).expect("a client");
+        let timed = timed(&client, &body, Instant::now()).await;
+        server.await.expect("no panic");
+        timed
+    }
+
+    const END: &str = r#"{"choices":[{"text":"","finish_reason":"stop"}]}"#;
+    const USAGE: &str = r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
+
+    #[tokio::test]
+    async fn an_answer_that_ends_before_its_first_text_has_not_failed() {
+        let timing = timing(&[END, USAGE, "[DONE]"]).await.expect("an answer");
+        assert!(timing.ttft >= 2 * PAUSE && timing.e2e >= timing.ttft);
+        assert!(timing.gaps.is_empty());
+        assert_eq!(timing.usage.completion_tokens, 1);
+    }
+
+    #[tokio::test]
+    async fn a_text_is_what_is_waited_for() {
+        let text = r#"{"choices":[{"text":"a"}]}"#;
+        let timing = timing(&[text, text, END, USAGE, "[DONE]"]).await;
+        let timing = timing.expect("an answer");
+        assert!(timing.ttft >= PAUSE && timing.ttft + PAUSE / 2 <= timing.e2e);
+        assert_eq!(timing.gaps.len(), 1);
+        assert_eq!(timing.e2e, timing.ttft + timing.gaps[0], "to the last text");
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_its_end_has_failed() {
+        for events in [&[END, USAGE][..], &[END, "[DONE]"], &["[DONE]"], &[]] {
+            let error = timing(events).await.expect_err("not whole").to_string();
+            assert!(error.contains("ended without"), "{error}");
+        }
+    }
 }

@@ -14,8 +14,8 @@ const WORDS: [&str; 32] = [
     "water", "falls", "slowly", "from", "stone", "to", "field", "where", "people", "work", "long",
     "days", "under", "open", "sky", "with", "bread", "made", "of", "good", "grain",
 ];
-/// Words of the measuring prompt.
-const MEASURE_WORDS: usize = 400;
+/// Words of the measuring prompt; a short context holds them too, whatever the vocabulary.
+const MEASURE_WORDS: usize = 64;
 
 /// Makes prompts.
 pub(super) struct PromptMaker {
