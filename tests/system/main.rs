@@ -4,10 +4,13 @@
 #![forbid(unsafe_code)]
 
 mod cancels;
+mod clients;
 mod ends;
 mod faults;
+mod fetch;
 mod hostile;
 mod idle;
 mod privacy;
 mod same_answer;
 mod spans;
+mod start;
