@@ -301,7 +301,7 @@ impl WideKernel for Quantise<'_> {
                 w.store_low_bytes(halves[0], at);
                 w.store_low_bytes(halves[1], at.add(HALF_INPUTS));
             }
-            let (first, second) = (w.sum_int(halves[0]), w.sum_int(halves[1]));
+            let [first, second] = w.sums_int(halves[0], halves[1]);
             row.half_sums[2 * g] = first as f32;
             row.half_sums[2 * g + 1] = second as f32;
             row.sums[g] = (first + second) as f32;

@@ -217,18 +217,14 @@ impl Wide for Avx512 {
     }
 
     #[inline(always)]
-    fn add_lanes_of_sixteen(self, a: [__m512; 16]) -> __m512 {
-        let zero = self.splat(0.0);
-        let mut pairs = [zero; 8];
-        for (i, pair) in pairs.iter_mut().enumerate() {
-            *pair = fold_halves(a[2 * i], a[2 * i + 1]);
-        }
-        let mut fours = [zero; 4];
-        for (i, four) in fours.iter_mut().enumerate() {
-            *four = fold_neighbours(pairs[2 * i], pairs[2 * i + 1]);
-        }
-        let low = fold_neighbours(fours[0], fours[1]);
-        let high = fold_neighbours(fours[2], fours[3]);
+    fn fold_four(self, a: [__m512; 4]) -> __m512 {
+        fold_neighbours(fold_halves(a[0], a[1]), fold_halves(a[2], a[3]))
+    }
+
+    #[inline(always)]
+    fn fold_fours(self, a: [__m512; 4]) -> __m512 {
+        let low = fold_neighbours(a[0], a[1]);
+        let high = fold_neighbours(a[2], a[3]);
         // Per sum of 16 there are two parts now, in neighbouring fours: those of sums 0, 2, 4, 6 are in the first two fours of
         // `low`, those of 1, 3, 5, 7 in the last two; `high` has 8 to 15.
         // SAFETY: `self` is the proof.
@@ -307,9 +303,19 @@ impl Wide for Avx512 {
     }
 
     #[inline(always)]
-    fn sum_int(self, a: __m512i) -> i32 {
+    fn sums_int(self, a: __m512i, b: __m512i) -> [i32; 2] {
         // SAFETY: `self` is the proof.
-        unsafe { _mm512_reduce_add_epi32(a) }
+        unsafe {
+            let halves = [a, b].map(|v| {
+                let high = _mm512_extracti64x4_epi64::<1>(v);
+                _mm256_add_epi32(_mm512_castsi512_si256(v), high)
+            });
+            let fours = _mm256_hadd_epi32(halves[0], halves[1]);
+            let high = _mm256_extracti128_si256::<1>(fours);
+            let twos = _mm_add_epi32(_mm256_castsi256_si128(fours), high);
+            let sums = _mm_cvtsi128_si64(_mm_hadd_epi32(twos, twos));
+            [sums as i32, (sums >> 32) as i32]
+        }
     }
 
     #[inline(always)]

@@ -129,8 +129,10 @@ pub(crate) trait Wide: Copy {
     fn zero_below(self, a: Self::F, x: Self::F, bound: f32) -> Self::F;
     /// The lanes as an array.
     fn array(self, a: Self::F) -> [f32; 16];
-    /// Lane `i` of the result: the sum of the lanes of `a[i]`, in the tree of `lanes::add_lanes`.
-    fn add_lanes_of_sixteen(self, a: [Self::F; 16]) -> Self::F;
+    /// Adds up the lanes of four, in the tree of `lanes::add_lanes`, as far as that goes without the others.
+    fn fold_four(self, a: [Self::F; 4]) -> Self::F;
+    /// Lane `4 i + j` of the result: the sum of the lanes of number `j` of `fold_four` number `i`.
+    fn fold_fours(self, a: [Self::F; 4]) -> Self::F;
 
     /// The number in every lane.
     fn splat_int(self, value: i32) -> Self::I;
@@ -158,8 +160,8 @@ pub(crate) trait Wide: Copy {
     fn dot(self, sums: Self::I, a: Self::I, b: Self::I) -> Self::I;
     /// The larger of signed numbers.
     fn max_int(self, a: Self::I, b: Self::I) -> Self::I;
-    /// The sum of all lanes.
-    fn sum_int(self, a: Self::I) -> i32;
+    /// The sums of all lanes of each.
+    fn sums_int(self, a: Self::I, b: Self::I) -> [i32; 2];
     /// The largest signed lane.
     fn largest_int(self, a: Self::I) -> i32;
     /// As numbers.

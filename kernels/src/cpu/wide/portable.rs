@@ -129,8 +129,16 @@ impl Wide for Portable {
         a
     }
 
-    fn add_lanes_of_sixteen(self, a: [F; 16]) -> F {
-        a.map(|lanes| add_lanes(&lanes))
+    fn fold_four(self, a: [F; 4]) -> F {
+        let mut sums = [0.0; 16];
+        for (sum, lanes) in sums.iter_mut().zip(a) {
+            *sum = add_lanes(&lanes);
+        }
+        sums
+    }
+
+    fn fold_fours(self, a: [F; 4]) -> F {
+        std::array::from_fn(|i| a[i / 4][i % 4])
     }
 
     fn splat_int(self, value: i32) -> I {
@@ -181,8 +189,8 @@ impl Wide for Portable {
         with_int(a, b, i32::max)
     }
 
-    fn sum_int(self, a: I) -> i32 {
-        a.iter().sum()
+    fn sums_int(self, a: I, b: I) -> [i32; 2] {
+        [a.iter().sum(), b.iter().sum()]
     }
 
     fn largest_int(self, a: I) -> i32 {

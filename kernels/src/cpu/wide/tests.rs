@@ -38,7 +38,12 @@ impl WideKernel for Everything<'_> {
             for (lanes, from) in all.iter_mut().zip(self.floats) {
                 *lanes = w.load(from.as_ptr());
             }
-            keep(w.array(w.add_lanes_of_sixteen(all)));
+            let fours = all.as_chunks::<4>().0;
+            let mut folded = [a; 4];
+            for (folded, four) in folded.iter_mut().zip(fours) {
+                *folded = w.fold_four(*four);
+            }
+            keep(w.array(w.fold_fours(folded)));
             let at = self.bytes.as_ptr();
             let pair = [at, at.add(61)];
             keep(w.array(w.elements::<F32>(pair)));
@@ -61,7 +66,9 @@ impl WideKernel for Everything<'_> {
             for result in ints {
                 keep(w.array(w.to_float(result)));
             }
-            keep([w.sum_int(w.down::<9>(x)) as f32; 16]);
+            let [first, second] = w.sums_int(w.down::<9>(x), w.down::<8>(w.bits(a)));
+            keep([first as f32; 16]);
+            keep([second as f32; 16]);
             keep([w.largest_int(x) as f32; 16]);
             w.store_f16(a, narrow.as_mut_ptr());
             w.store_low_bytes(x, narrow.as_mut_ptr().add(32).cast());

@@ -1,19 +1,17 @@
 //! Sixteen lanes: 16 elements of a head, or the scores of 16 keys.
 //!
-//! Scores of 16 keys are made together, since adding up the lanes of 16 sums at once costs less than one by one. Values are
-//! read once for up to four queries.
+//! Scores of 16 keys are made together, since adding up the lanes of 16 sums at once costs less than one by one. Keys are read
+//! once for up to eight queries, values for up to six.
 
-use super::super::tile::{HEAD_DIM_MAX, N_RUNS, Query, RUN_KEYS, TILE_KEYS, Tile, TilePart};
+use super::super::tile::{N_RUNS, Query, RUN_KEYS, TILE_KEYS, Tile, TilePart};
 use crate::cpu::exp::exp_wide;
 use crate::cpu::lanes::add_lanes;
-use crate::cpu::wide::{Bf16, Element, F16, F32, Stored, Wide, WideKernel, sixteen};
+use crate::cpu::wide::{Bf16, F16, F32, Stored, Wide, WideKernel, sixteen};
 use std::ops::Range;
 use tidemill_core::KvDtype;
 
 /// Queries whose scores are held at a time.
 const QUERIES: usize = 8;
-/// Queries that share a read of V.
-const SHARING: usize = 4;
 /// Keys whose scores are made together: two runs.
 const KEYS: usize = 2 * RUN_KEYS;
 
@@ -45,7 +43,6 @@ impl WideKernel for Attend<'_, '_> {
 fn of_type<W: Wide, T: Stored>(w: W, tile: &Tile<'_>, scale: f32, queries: &mut [Query<'_>]) {
     let mut all_scores = [[f32::NEG_INFINITY; TILE_KEYS]; QUERIES];
     let n = tile.head_dim;
-    let mut wide_keys = [0.0; KEYS * HEAD_DIM_MAX];
     for first in (0..TILE_KEYS).step_by(KEYS) {
         let Some(sees) = queries.iter().position(|query| query.n_keys > first) else {
             break;
@@ -58,24 +55,12 @@ fn of_type<W: Wide, T: Stored>(w: W, tile: &Tile<'_>, scale: f32, queries: &mut 
         } else {
             tile.k[run + 1].as_ptr()
         };
-        let shares = T::ELEMENT != Element::F32 && queries.len() - sees > 1;
-        if shares {
-            let wide_runs = wide_keys[..KEYS * n].chunks_exact_mut(RUN_KEYS * n);
-            for (wide_run, run) in wide_runs.zip([low, high]) {
-                widen_run::<W, T>(w, run, wide_run);
-            }
-        }
-        for (query, scores) in queries.iter().zip(&mut all_scores) {
-            if query.n_keys > first {
-                let scores = &mut scores[first..first + KEYS];
-                if shares {
-                    let (low, high) = wide_keys[..KEYS * n].split_at(RUN_KEYS * n);
-                    let runs = [low.as_ptr().cast(), high.as_ptr().cast()];
-                    score::<W, F32>(w, runs, query.values, (scale, scores));
-                } else {
-                    score::<W, T>(w, [low, high], query.values, (scale, scores));
-                }
-            }
+        let (queries, scores) = (&queries[sees..], &mut all_scores[sees..]);
+        // The count of steps known, the loop over a key's elements is unrolled.
+        match n {
+            64 => score::<W, T, 4>(w, ([low, high], n), scale, (queries, scores, first)),
+            128 => score::<W, T, 8>(w, ([low, high], n), scale, (queries, scores, first)),
+            _ => score::<W, T, 0>(w, ([low, high], n), scale, (queries, scores, first)),
         }
     }
     for (query, scores) in queries.iter_mut().zip(&mut all_scores) {
@@ -83,58 +68,59 @@ fn of_type<W: Wide, T: Stored>(w: W, tile: &Tile<'_>, scale: f32, queries: &mut 
         scores[query.n_keys..].fill(f32::NEG_INFINITY);
         query.part = weigh(w, scores, query.n_keys);
     }
-    for (queries, scores) in queries.chunks_mut(SHARING).zip(all_scores.chunks(SHARING)) {
-        add_values::<W, T>(w, tile, scores, queries);
-    }
+    add_values::<W, T>(w, tile, &all_scores, queries);
 }
 
-/// The keys of a run as f32.
+/// Scores of two runs for all queries. `STEPS` 16s make a head; 0: as many as there are.
 #[inline(always)]
-fn widen_run<W: Wide, T: Stored>(w: W, run: *const u8, target: &mut [f32]) {
-    for (i, target) in target.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        // SAFETY: `attend` checked that the run has 8 keys of `head_dim` elements, which is what the target has room for.
-        unsafe {
-            let values = sixteen::<W, T>(w, run.add(i * 16 * T::ELEMENT.bytes()));
-            w.store(values, target.as_mut_ptr());
+fn score<W: Wide, T: Stored, const STEPS: usize>(
+    w: W,
+    (runs, n): ([*const u8; 2], usize),
+    scale: f32,
+    (queries, scores, first): (&[Query<'_>], &mut [Scores], usize),
+) {
+    let mut folded = [[w.splat(0.0); KEYS / 4]; QUERIES];
+    for four in 0..KEYS / 4 {
+        let key_bytes = n * T::ELEMENT.bytes();
+        // SAFETY: `attend` checked that each run has 8 keys of `n` elements.
+        let at = unsafe { runs[four / 2].add(four % 2 * 4 * key_bytes) };
+        for (query, folded) in queries.iter().zip(&mut folded) {
+            // SAFETY: as above, and that a query has `n` elements.
+            folded[four] = unsafe { four_keys::<W, T, STEPS>(w, (at, n), query.values.as_ptr()) };
         }
     }
-}
-
-#[inline(always)]
-fn score<W: Wide, T: Stored>(w: W, runs: [*const u8; 2], query: &[f32], out: (f32, &mut [f32])) {
-    // The count of steps known, the loop over a key's elements is unrolled.
-    match query.len() {
-        64 => score_steps::<W, T, 4>(w, runs, query, out),
-        128 => score_steps::<W, T, 8>(w, runs, query, out),
-        _ => score_steps::<W, T, 0>(w, runs, query, out),
+    for (scores, folded) in scores.iter_mut().zip(folded).take(queries.len()) {
+        let dots = w.mul(w.fold_fours(folded), w.splat(scale));
+        let scores = &mut scores[first..first + KEYS];
+        // SAFETY: a score for each of the 16 lanes.
+        unsafe { w.store(dots, scores.as_mut_ptr()) };
     }
 }
 
-/// Scores of two runs. `STEPS` 16s make a head; 0: as many as there are.
+/// The sums of four keys times a query, partly folded.
+///
+/// # Safety
+/// Four keys of `n` elements lie at `at`, and as many elements at `query`.
 #[inline(always)]
-fn score_steps<W: Wide, T: Stored, const STEPS: usize>(
+unsafe fn four_keys<W: Wide, T: Stored, const STEPS: usize>(
     w: W,
-    runs: [*const u8; 2],
-    query: &[f32],
-    (scale, scores): (f32, &mut [f32]),
-) {
-    let n_steps = if STEPS == 0 { query.len() / 16 } else { STEPS };
-    let key_bytes = n_steps * 16 * T::ELEMENT.bytes();
-    let mut sums = [w.splat(0.0); KEYS];
-    for (key, sum) in sums.iter_mut().enumerate() {
-        for step in 0..n_steps {
-            // SAFETY: `attend` checked that the query has `n_steps` 16s and each run 8 keys of as many.
-            unsafe {
-                let at = runs[key / RUN_KEYS].add(key % RUN_KEYS * key_bytes);
-                let k = sixteen::<W, T>(w, at.add(step * 16 * T::ELEMENT.bytes()));
-                *sum = w.fma(w.load(query.as_ptr().add(step * 16)), k, *sum);
+    (at, n): (*const u8, usize),
+    query: *const f32,
+) -> W::F {
+    let n_steps = if STEPS == 0 { n / 16 } else { STEPS };
+    let mut sums = [w.splat(0.0); 4];
+    for step in 0..n_steps {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let q = w.load(query.add(step * 16));
+            for (key, sum) in sums.iter_mut().enumerate() {
+                let element = key * n_steps * 16 + step * 16;
+                let k = sixteen::<W, T>(w, at.add(element * T::ELEMENT.bytes()));
+                *sum = w.fma(q, k, *sum);
             }
         }
     }
-    let dots = w.add_lanes_of_sixteen(sums);
-    assert_eq!(scores.len(), KEYS, "a score for each key");
-    // SAFETY: just checked.
-    unsafe { w.store(w.mul(dots, w.splat(scale)), scores.as_mut_ptr()) };
+    w.fold_four(sums)
 }
 
 /// Turns scores into weights.
@@ -166,48 +152,51 @@ fn weigh<W: Wide>(w: W, scores: &mut Scores, n_keys: usize) -> TilePart {
     }
 }
 
-/// Weighted V of all keys of up to `SHARING` queries.
+/// Weighted V of all keys.
 #[inline(always)]
 fn add_values<W: Wide, T: Stored>(
     w: W,
     tile: &Tile<'_>,
-    weights: &[Scores],
-    queries: &mut [Query<'_>],
+    mut weights: &[Scores],
+    mut queries: &mut [Query<'_>],
 ) {
-    match queries {
-        [a, b, c, d] => add_shared::<W, T, 4>(w, tile, weights, [a, b, c, d]),
-        [a, b, c] => add_shared::<W, T, 3>(w, tile, weights, [a, b, c]),
-        [a, b] => add_shared::<W, T, 2>(w, tile, weights, [a, b]),
-        rest => {
-            for (query, weights) in rest.iter_mut().zip(weights) {
-                add_shared::<W, T, 1>(w, tile, std::slice::from_ref(weights), [query]);
-            }
-        }
+    while !queries.is_empty() {
+        let n = match queries.len() {
+            6.. => add_shared::<W, T, 6>(w, tile, weights, queries),
+            4.. => add_shared::<W, T, 4>(w, tile, weights, queries),
+            3 => add_shared::<W, T, 3>(w, tile, weights, queries),
+            2 => add_shared::<W, T, 2>(w, tile, weights, queries),
+            _ => add_shared::<W, T, 1>(w, tile, weights, queries),
+        };
+        weights = &weights[n..];
+        queries = &mut queries[n..];
     }
 }
 
-/// Keys that all N queries see together, then the rest of each by itself: the order of a query's keys is theirs.
+/// The first N queries; returns N. Keys that all see come together, then the rest of each by itself: the order of a
+/// query's keys is theirs.
 #[inline(always)]
 fn add_shared<W: Wide, T: Stored, const N: usize>(
     w: W,
     tile: &Tile<'_>,
     weights: &[Scores],
-    mut queries: [&mut Query<'_>; N],
-) {
+    queries: &mut [Query<'_>],
+) -> usize {
+    let (weights, queries) = (&weights[..N], &mut queries[..N]);
     let mut shared = TILE_KEYS;
-    for query in &queries {
+    for query in queries.iter() {
         shared = shared.min(query.n_keys);
     }
-    let weights = &weights[..N];
     let mut column = 0;
     while column < tile.head_dim {
         let left = tile.head_dim - column;
         column += if left >= 64 {
-            add_columns::<W, T, N, 4>(w, (tile, weights), shared, (column, &mut queries))
+            add_columns::<W, T, N, 4>(w, (tile, weights), shared, (column, queries))
         } else {
-            add_columns::<W, T, N, 1>(w, (tile, weights), shared, (column, &mut queries))
+            add_columns::<W, T, N, 1>(w, (tile, weights), shared, (column, queries))
         };
     }
+    N
 }
 
 /// The `16 * C` sums from `column` on of all queries; returns how many those are.
@@ -216,7 +205,7 @@ fn add_columns<W: Wide, T: Stored, const N: usize, const C: usize>(
     w: W,
     (tile, weights): (&Tile<'_>, &[Scores]),
     shared: usize,
-    (column, queries): (usize, &mut [&mut Query<'_>; N]),
+    (column, queries): (usize, &mut [Query<'_>]),
 ) -> usize {
     assert!(column + 16 * C <= tile.head_dim, "the elements exist");
     let mut sums = [[w.splat(0.0); C]; N];
