@@ -14,5 +14,15 @@ pub const SEQUENCE_TOKENS_MAX: u32 = 1 << 20;
 pub const TEMPERATURE_MAX: f32 = 2.0;
 /// Below this temperature sampling is greedy: dividing logits by less only loses precision.
 pub const TEMPERATURE_GREEDY_BELOW: f32 = 1e-4;
+/// Presence and frequency penalties lie between minus this and this, as with OpenAI.
+pub const PENALTY_MAX: f32 = 2.0;
+/// Smallest repetition penalty; below 1 it rewards repetition.
+pub const REPETITION_PENALTY_MIN: f32 = 0.01;
+/// Largest repetition penalty.
+pub const REPETITION_PENALTY_MAX: f32 = 10.0;
+/// Most tokens with a bias.
+pub const LOGIT_BIASES_MAX: usize = 1024;
+/// A bias lies between minus this and this, as with OpenAI.
+pub const LOGIT_BIAS_MAX: f32 = 100.0;
 /// How long an exporter keeps a lease that nobody renews.
 pub const LEASE_TTL_US: u64 = 30_000_000;

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Revision of the numeric definitions. Raised when any kernel's results change by a bit.
 pub const NUMERICS_REVISION: u32 = 1;
 /// Revision of the hand-off protocol (messages and frames).
-pub const PROTOCOL_REVISION: u32 = 1;
+pub const PROTOCOL_REVISION: u32 = 2;
 /// Layer groups are the fewest layers that reach this many bytes in a block.
 const SLICE_BYTES_MIN: usize = 64 * 1024;
 

@@ -15,6 +15,7 @@ pub mod kv_layout;
 pub mod load_report;
 pub mod planted;
 pub mod request;
+pub mod sampling;
 
 pub use block_hash::{BlockHash, block_hashes};
 pub use clock::{Clock, SystemClock, Timestamp, VirtualClock};
@@ -27,6 +28,7 @@ pub use kv_handle::{Endpoint, KvHandle, TransportKind};
 pub use kv_layout::{KvDtype, KvLayout, LayoutError, Slice};
 pub use load_report::{LoadReport, Role};
 pub use request::{
-    FinishReason, GenerateRequest, LogprobSpec, PrefillRequest, SampledToken, SamplingParams,
-    SequenceSpec, StopConditions, TokenLogprob,
+    FinishReason, GenerateRequest, LogprobSpec, PrefillRequest, SampledToken, SequenceSpec,
+    StopConditions, TokenLogprob,
 };
+pub use sampling::{SamplingParams, TokenBias};

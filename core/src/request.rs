@@ -11,42 +11,15 @@ use crate::clock::Timestamp;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{RequestId, TokenId};
 use crate::kv_handle::KvHandle;
-
-/// How the next token is drawn from the logits.
-#[derive(Clone, PartialEq, Debug)]
-pub struct SamplingParams {
-    /// 0 to 2; below 1e-4 greedy.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set of most likely tokens whose probability reaches this; above 0 to 1.
-    pub top_p: f32,
-    /// Seed of the counter-based generator; always set (the router draws one when the client gave none).
-    pub seed: u64,
-}
-
-impl SamplingParams {
-    /// The most likely token, always.
-    pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            seed: 0,
-        }
-    }
-
-    /// True when no randomness is used.
-    pub fn is_greedy(&self) -> bool {
-        self.temperature < bounds::TEMPERATURE_GREEDY_BELOW
-    }
-}
+use crate::sampling::SamplingParams;
 
 /// When generation ends on the node. Stop *strings* are the router's, which holds the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StopConditions {
     /// Most output tokens, those already emitted included. 0: only prompt log-probabilities.
     pub max_tokens: u32,
+    /// Stop tokens are not drawn before so many output tokens; at most `max_tokens`.
+    pub min_tokens: u32,
     /// Tokens that end generation; the token itself is reported, its text is not shown.
     pub stop_token_ids: Vec<TokenId>,
 }
@@ -99,7 +72,8 @@ impl SequenceSpec {
     /// Names the field, the value and the bound.
     pub fn check(&self, vocab_size: u32, context_length: u32) -> Result<(), Failure> {
         self.check_tokens(vocab_size)?;
-        self.check_sampling()?;
+        self.sampling.check(vocab_size)?;
+        self.check_output()?;
         let n_total = self.prompt.len() + self.stop.max_tokens as usize;
         let limit = context_length.min(bounds::SEQUENCE_TOKENS_MAX) as usize;
         if n_total > limit {
@@ -148,19 +122,15 @@ impl SequenceSpec {
         Ok(())
     }
 
-    fn check_sampling(&self) -> Result<(), Failure> {
-        let sampling = &self.sampling;
-        if !(0.0..=bounds::TEMPERATURE_MAX).contains(&sampling.temperature) {
+    fn check_output(&self) -> Result<(), Failure> {
+        let StopConditions {
+            min_tokens,
+            max_tokens,
+            ..
+        } = self.stop;
+        if min_tokens > max_tokens {
             return Err(invalid(format!(
-                "temperature is {}; 0 to {} is allowed",
-                sampling.temperature,
-                bounds::TEMPERATURE_MAX
-            )));
-        }
-        if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-            return Err(invalid(format!(
-                "top_p is {}; above 0 up to 1 is allowed",
-                sampling.top_p
+                "min_tokens is {min_tokens}; at most max_tokens ({max_tokens}) is allowed"
             )));
         }
         for (field, top) in [
@@ -178,7 +148,7 @@ impl SequenceSpec {
     }
 }
 
-fn invalid(message: impl Into<String>) -> Failure {
+pub(crate) fn invalid(message: impl Into<String>) -> Failure {
     Failure::new(FailureCode::InvalidRequest, message)
 }
 
@@ -245,6 +215,7 @@ mod tests {
             sampling: SamplingParams::greedy(),
             stop: StopConditions {
                 max_tokens: 5,
+                min_tokens: 0,
                 stop_token_ids: vec![],
             },
             logprobs: LogprobSpec::default(),
@@ -276,16 +247,18 @@ mod tests {
     }
 
     #[test]
-    fn sampling_numbers_are_bounded_and_nan_is_refused() {
-        for temperature in [f32::NAN, -0.1, 2.1, f32::INFINITY] {
-            let mut bad = spec();
-            bad.sampling.temperature = temperature;
-            assert!(bad.check(10, 100).is_err(), "{temperature}");
-        }
-        for top_p in [f32::NAN, 0.0, 1.000_000_1, -1.0] {
-            let mut bad = spec();
-            bad.sampling.top_p = top_p;
-            assert!(bad.check(10, 100).is_err(), "{top_p}");
-        }
+    fn what_is_told_of_the_output_is_bounded() {
+        let mut bad = spec();
+        bad.stop.min_tokens = 5;
+        assert_eq!(bad.check(10, 100), Ok(()));
+        bad.stop.min_tokens = 6;
+        let error = bad.check(10, 100).expect_err("more than max_tokens");
+        assert!(error.message.starts_with("min_tokens is 6"), "{error}");
+        let mut bad = spec();
+        bad.logprobs.output_top = Some(21);
+        assert!(bad.check(10, 100).is_err());
+        let mut bad = spec();
+        bad.sampling.min_p = 1.5;
+        assert!(bad.check(10, 100).is_err());
     }
 }

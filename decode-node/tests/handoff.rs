@@ -148,9 +148,11 @@ fn spec(n_prompt: u32, max_tokens: u32, salt: u32) -> SequenceSpec {
             top_k: 0,
             top_p: 0.95,
             seed: u64::from(salt),
+            ..SamplingParams::greedy()
         },
         stop: StopConditions {
             max_tokens,
+            min_tokens: 0,
             stop_token_ids: Vec::new(),
         },
         logprobs: LogprobSpec::default(),

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tidemill_core::{BlockIdx, KvDtype, LogprobSpec, SamplingParams};
 use tidemill_engine::executor::cpu::CpuExecutor;
-use tidemill_engine::executor::{Executor, NoProgress, SampleSpec, SequenceId, StepItem, StepPlan};
+use tidemill_engine::executor::{
+    Executor, GivenTokens, NoProgress, SampleSpec, SequenceId, StepItem, StepPlan,
+};
 use tidemill_engine::model::Model;
 use tidemill_kernels::cpu::Isa;
 use tidemill_kernels::memory::KvArena;
@@ -154,6 +156,8 @@ impl Bench {
                 sample: Some(SampleSpec {
                     params: SamplingParams::greedy(),
                     output_idx: 0,
+                    given: GivenTokens::default(),
+                    barred: Vec::new(),
                     logprobs: LogprobSpec::default(),
                 }),
                 prompt_logprobs: None,

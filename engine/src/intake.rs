@@ -78,6 +78,7 @@ mod tests {
             sampling: SamplingParams::greedy(),
             stop: StopConditions {
                 max_tokens: 16,
+                min_tokens: 0,
                 stop_token_ids: vec![],
             },
             logprobs: LogprobSpec::default(),

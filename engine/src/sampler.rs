@@ -1,41 +1,44 @@
-//! From logits to a token.
+//! From logits to a token. This is the one place that states the order of the pipeline:
 //!
-//! Every row is drawn by itself: the result depends on its logits, its parameters and (seed, output index), not on
-//! company, order or machine. All arithmetic is f64 in a fixed order with our own exp and ln, since those of two
-//! C libraries differ in the last bit. The order of filters is temperature, top-k, top-p; equal logits go to the
-//! lower id. A row without usable numbers is an error of that row, never a silent guess.
+//! 1. `adjust`: repetition penalty (it looks at a logit's sign, so it comes before anything is added), presence and frequency
+//!    penalty, bias (the client's last word about a token), then barred tokens (a bias cannot bring one back). On logits, since
+//!    that is where OpenAI's and the paper's formulas are.
+//! 2. Temperature: it changes every share, and the filters below judge shares. Below 1e-4 the most likely token is taken here.
+//! 3. Top-k, typical, top-p, min-p: each judges what the one before has left, the cheap cut by count first and the cut
+//!    relative to the best of the rest last. Each keeps at least one token.
+//! 4. The draw.
+//!
+//! Every row is drawn by itself: the result depends on its logits, its parameters, the tokens given so far and (seed, output
+//! index), not on company, order or machine. All arithmetic is f64 in a fixed order with our own exp and ln, since those of two
+//! C libraries differ in the last bit. Equal logits go to the lower id. Log-probabilities are of the raw distribution,
+//! before step 1. A row without usable numbers is an error of that row, never a silent guess.
 
+mod adjust;
+mod filter;
 mod philox;
 mod real;
+#[cfg(test)]
+mod reference_tests;
 #[cfg(test)]
 mod tests;
 
 use crate::executor::{PromptLogprob, SampleSpec};
-use std::cmp::Ordering;
-use tidemill_core::{Failure, FailureCode, SampledToken, SamplingParams, TokenId, TokenLogprob};
+use tidemill_core::{Failure, FailureCode, SampledToken, TokenId, TokenLogprob};
 use xxhash_rust::xxh3::Xxh3;
-
-/// How many candidates a nucleus is looked for in at first; grows eightfold until it is found.
-const NUCLEUS_FIRST: usize = 64;
-
-/// One token that may be drawn. `weight` is its probability times a constant.
-#[derive(Clone, Copy)]
-struct Candidate {
-    token: usize,
-    weight: f64,
-}
 
 /// Draws one token. `logits` has one entry for each token of the vocabulary; negative infinity bars a token.
 ///
 /// # Errors
-/// `NumericFault` when a logit is NaN or positive infinity, or when every token is barred.
+/// `NumericFault` when a logit is NaN or positive infinity, or when every token is barred. `InvalidRequest` when what
+/// the client asked for leaves no token, or names one that the vocabulary lacks.
 pub fn sample(logits: &[f32], spec: &SampleSpec) -> Result<SampledToken, Failure> {
     let best = best_token(logits)?;
-    let token = if spec.params.is_greedy() {
-        best
-    } else {
-        let uniform = philox::uniform(spec.params.seed, spec.output_idx);
-        draw(logits, logits[best], &spec.params, uniform)
+    let token = match adjust::adjusted(logits, spec)? {
+        Some(adjusted) => {
+            let best = best_token(&adjusted).map_err(|_| nothing_left(spec))?;
+            choose(&adjusted, best, spec)
+        }
+        None => choose(logits, best, spec),
     };
     let mut sampled = SampledToken {
         token: id(token),
@@ -50,6 +53,26 @@ pub fn sample(logits: &[f32], spec: &SampleSpec) -> Result<SampledToken, Failure
         sampled.top = raw.top(logits, n_top as usize);
     }
     Ok(sampled)
+}
+
+/// Steps 2 to 4.
+fn choose(logits: &[f32], best: usize, spec: &SampleSpec) -> usize {
+    if spec.params.is_greedy() {
+        return best;
+    }
+    let uniform = philox::uniform(spec.params.seed, spec.output_idx);
+    filter::draw(logits, logits[best], &spec.params, uniform)
+}
+
+fn nothing_left(spec: &SampleSpec) -> Failure {
+    Failure::new(
+        FailureCode::InvalidRequest,
+        format!(
+            "min_tokens bars {} stop tokens before it, and output token {} has no other to be; ask for less",
+            spec.barred.len(),
+            spec.output_idx
+        ),
+    )
 }
 
 /// Log-probability of a token that is already known.
@@ -103,98 +126,7 @@ fn best_token(logits: &[f32]) -> Result<usize, Failure> {
     })
 }
 
-/// Draws from the filtered distribution; `uniform` lies in [0, 1).
-fn draw(logits: &[f32], max: f32, params: &SamplingParams, uniform: f64) -> usize {
-    let mut tokens: Vec<usize> = (0..logits.len()).collect();
-    let top_k = params.top_k as usize;
-    if top_k > 0 && top_k < tokens.len() {
-        sort_best(&mut tokens, logits, top_k);
-        tokens.truncate(top_k);
-    }
-    let temperature = f64::from(params.temperature);
-    // The maximum goes off before the division, so that a small temperature makes no infinity.
-    let weigh = |token: usize| real::exp((f64::from(logits[token]) - f64::from(max)) / temperature);
-    let candidates = tokens.into_iter().map(|token| Candidate {
-        token,
-        weight: weigh(token),
-    });
-    let mut candidates: Vec<Candidate> = candidates.collect();
-    if params.top_p < 1.0 {
-        keep_nucleus(&mut candidates, logits, f64::from(params.top_p));
-    }
-    pick(&candidates, uniform)
-}
-
-/// More likely first; of equals the lower id first. By logit, since weights may underflow to equal zeros.
-fn by_likelihood(logits: &[f32], a: usize, b: usize) -> Ordering {
-    let order = logits[b].partial_cmp(&logits[a]);
-    order.expect("NaN was refused before").then(a.cmp(&b))
-}
-
-/// Puts the `n_best` most likely items first, in order.
-fn sort_best<T: Copy + Into<usize>>(items: &mut [T], logits: &[f32], n_best: usize) {
-    let compare = |a: &T, b: &T| by_likelihood(logits, (*a).into(), (*b).into());
-    if n_best < items.len() {
-        items.select_nth_unstable_by(n_best, compare);
-    }
-    let n_best = n_best.min(items.len());
-    items[..n_best].sort_unstable_by(compare);
-}
-
-impl From<Candidate> for usize {
-    fn from(candidate: Candidate) -> Self {
-        candidate.token
-    }
-}
-
-/// Keeps the fewest most likely candidates whose share of the weight reaches `top_p`; at least one.
-#[expect(clippy::cast_precision_loss, reason = "a vocabulary is counted in u32")]
-fn keep_nucleus(candidates: &mut Vec<Candidate>, logits: &[f32], top_p: f64) {
-    let total = total(candidates);
-    let wanted = top_p * total;
-    // All candidates this light weigh less together than what may be missing, so none of them is in the nucleus
-    // and the sort is short. Half of the bound leaves room for rounding.
-    let light = 0.5 * (1.0 - top_p) * total / candidates.len() as f64;
-    candidates.retain(|candidate| candidate.weight >= light);
-    let mut n_sorted = NUCLEUS_FIRST;
-    loop {
-        sort_best(candidates, logits, n_sorted);
-        let mut sum = 0.0;
-        for (idx, candidate) in candidates.iter().take(n_sorted).enumerate() {
-            sum += candidate.weight;
-            if sum >= wanted {
-                candidates.truncate(idx + 1);
-                return;
-            }
-        }
-        if n_sorted >= candidates.len() {
-            // Rounding kept the sum below: all of them are wanted.
-            return;
-        }
-        n_sorted *= 8;
-    }
-}
-
-fn total(candidates: &[Candidate]) -> f64 {
-    candidates.iter().map(|candidate| candidate.weight).sum()
-}
-
-/// The candidate at `uniform` of the total weight. One without weight is never picked.
-fn pick(candidates: &[Candidate], uniform: f64) -> usize {
-    let target = uniform * total(candidates);
-    let mut sum = 0.0;
-    let mut last = None;
-    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
-        sum += candidate.weight;
-        last = Some(candidate.token);
-        if sum > target {
-            break;
-        }
-    }
-    last.expect("the most likely token has weight 1")
-}
-
-/// The raw distribution, before temperature and filters, by its logarithm.
+/// The raw distribution, before penalties, bias, temperature and filters, by its logarithm.
 struct LogDistribution {
     max: f64,
     log_total: f64,

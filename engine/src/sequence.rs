@@ -4,7 +4,7 @@
 //! `n_computed` is the only truth about KV: positions below it are in the blocks, positions from it on are to be
 //! fed. So a fresh prompt, a resumed request, an imported prefix and a preempted sequence are one thing.
 
-use crate::executor::{PromptLogprobSpec, SampleSpec, SequenceId};
+use crate::executor::{GivenTokens, PromptLogprobSpec, SampleSpec, SequenceId};
 use tidemill_core::{
     BlockHash, BlockIdx, FinishReason, LogprobSpec, SamplingParams, SequenceSpec, StopConditions,
     Timestamp, TokenId, block_hashes,
@@ -151,8 +151,25 @@ impl Sequence {
         (self.stop.max_tokens > 0).then(|| SampleSpec {
             params: self.sampling.clone(),
             output_idx: self.n_output(),
+            given: self.given_tokens(),
+            barred: if self.n_output() < self.stop.min_tokens {
+                self.stop.stop_token_ids.clone()
+            } else {
+                Vec::new()
+            },
             logprobs: self.logprobs,
         })
+    }
+
+    fn given_tokens(&self) -> GivenTokens {
+        if !self.sampling.has_penalties() {
+            return GivenTokens::default();
+        }
+        let (prompt, output) = self.tokens.split_at(self.n_prompt);
+        GivenTokens {
+            prompt: prompt.to_vec(),
+            output: output.to_vec(),
+        }
     }
 
     /// True while prompt log-probabilities are still to be reported: every row is needed then, so the cache is

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use tidemill_core::{BlockIdx, KvDtype, LogprobSpec, SamplingParams};
 use tidemill_engine::executor::cpu::CpuExecutor;
 use tidemill_engine::executor::{
-    Executor, NoProgress, PromptLogprob, PromptLogprobSpec, SampleSpec, SequenceId, StepItem,
-    StepItemOutput, StepPlan,
+    Executor, GivenTokens, NoProgress, PromptLogprob, PromptLogprobSpec, SampleSpec, SequenceId,
+    StepItem, StepItemOutput, StepPlan,
 };
 use tidemill_engine::model::Model;
 use tidemill_kernels::cpu::Isa;
@@ -149,6 +149,8 @@ fn greedy(executor: &mut CpuExecutor, prompt: &[u32], n: usize) -> Vec<u32> {
             item.sample = Some(SampleSpec {
                 params: SamplingParams::greedy(),
                 output_idx: (tokens.len() - prompt.len()) as u32,
+                given: GivenTokens::default(),
+                barred: Vec::new(),
                 logprobs: LogprobSpec::default(),
             });
         }

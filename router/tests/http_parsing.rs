@@ -20,6 +20,7 @@ const SEEDS: &[&str] = &[
     r#"{"prompt":[1,2,3],"stop_token_ids":[1],"ignore_eos":true}"#,
     r#"{"prompt":[[1],[2]],"n":8,"best_of":1}"#,
     r#"{"prompt":["a","b"],"presence_penalty":0.1}"#,
+    r#"{"prompt":"a","min_p":0.1,"typical_p":0.9,"repetition_penalty":1.1,"frequency_penalty":-2,"min_tokens":3,"n":2,"best_of":4,"logit_bias":{"0":1.5,"7":-100}}"#,
     r#"{"prompt":"a","temperature":1e999}"#,
     r#"{"prompt":"a","max_tokens":18446744073709551616}"#,
     r#"{"prompt":"a","a":1,"a":2}"#,

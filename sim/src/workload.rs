@@ -194,6 +194,7 @@ impl World {
             sampling,
             stop: StopConditions {
                 max_tokens,
+                min_tokens: 0,
                 stop_token_ids,
             },
             logprobs: LogprobSpec::default(),

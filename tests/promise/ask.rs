@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use tidemill_core::{
     Clock, LogprobSpec, RequestId, SamplingParams, SequenceSpec, StopConditions, SystemClock,
-    TokenId, block_hashes,
+    TokenBias, TokenId, block_hashes,
 };
 use tidemill_engine::intake::ModelFacts;
 
@@ -54,6 +54,7 @@ impl Ask {
             sampling: self.sampling.clone(),
             stop: StopConditions {
                 max_tokens: self.max_tokens,
+                min_tokens: 0,
                 stop_token_ids: Vec::new(),
             },
             logprobs: LogprobSpec {
@@ -87,13 +88,27 @@ pub(crate) fn forked_prompt(
     shared.iter().chain(own.iter()).copied().collect()
 }
 
-/// Draws that a seed decides.
+/// Draws that a seed decides; for even seeds they depend on every token given before as well.
 pub(crate) fn seeded(seed: u64) -> SamplingParams {
-    SamplingParams {
+    let plain = SamplingParams {
         temperature: 0.9,
-        top_k: 0,
         top_p: 0.95,
         seed,
+        ..SamplingParams::greedy()
+    };
+    if !seed.is_multiple_of(2) {
+        return plain;
+    }
+    let bias = |token| TokenBias { token, bias: 1.5 };
+    SamplingParams {
+        top_k: 200,
+        typical_p: 0.98,
+        min_p: 0.01,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.7,
+        logit_bias: [3, 5, 8, 13, 21].map(bias).into(),
+        ..plain
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidemill_core::{BlockIdx, KvDtype, LogprobSpec};
 use tidemill_engine::executor::cpu::CpuExecutor;
 use tidemill_engine::executor::{
-    Executor, NoProgress, PromptLogprob, PromptLogprobSpec, SampleSpec, SequenceId, StepItem,
+    Executor, GivenTokens, NoProgress, PromptLogprob, PromptLogprobSpec, SampleSpec, SequenceId, StepItem,
     StepItemOutput, StepPlan,
 };
 use tidemill_engine::model::Model;
@@ -37,6 +37,11 @@ impl Bare {
             item.sample = Some(SampleSpec {
                 params: ask.sampling.clone(),
                 output_idx,
+                given: GivenTokens {
+                    prompt: ask.prompt.to_vec(),
+                    output: tokens[ask.prompt.len()..].to_vec(),
+                },
+                barred: Vec::new(),
                 logprobs: LogprobSpec {
                     logits_digest: true,
                     ..LogprobSpec::default()

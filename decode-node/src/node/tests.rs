@@ -77,6 +77,7 @@ fn spec(id: RequestId, n_prompt: u32, max_tokens: u32) -> SequenceSpec {
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,
+            min_tokens: 0,
             stop_token_ids: vec![99],
         },
         logprobs: LogprobSpec::default(),

@@ -52,8 +52,21 @@ pub struct SampleSpec {
     pub params: SamplingParams,
     /// Place of the drawn token in the output, from 0: the counter of the generator.
     pub output_idx: u32,
+    /// What penalties look at; empty when there are none.
+    pub given: GivenTokens,
+    /// Tokens that may not be drawn here: stop tokens, as long as `min_tokens` is not reached.
+    pub barred: Vec<TokenId>,
     /// What to report about it.
     pub logprobs: LogprobSpec,
+}
+
+/// The tokens of a sequence before the one that is to be drawn, whichever node computed them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GivenTokens {
+    /// Prompt tokens.
+    pub prompt: Vec<TokenId>,
+    /// Output tokens, those emitted before a resume included.
+    pub output: Vec<TokenId>,
 }
 
 /// Log-probabilities of the tokens that *follow* the fed ones.

@@ -6,8 +6,8 @@
 //! without any memory, what an undisturbed node would have said.
 
 use crate::executor::{
-    Executor, LayerProgress, ProgressSink, PromptLogprob, StepItem, StepItemOutput, StepOutput,
-    StepPlan,
+    Executor, GivenTokens, LayerProgress, ProgressSink, PromptLogprob, StepItem, StepItemOutput,
+    StepOutput, StepPlan,
 };
 use crate::sampler;
 use std::sync::Arc;
@@ -61,6 +61,11 @@ impl SimulatedModel {
             let spec = SampleSpec {
                 params: params.clone(),
                 output_idx,
+                given: GivenTokens {
+                    prompt: prompt.to_vec(),
+                    output: output.clone(),
+                },
+                barred: Vec::new(),
                 logprobs: LogprobSpec::default(),
             };
             let sampled = sampler::sample(&self.logits(context), &spec);

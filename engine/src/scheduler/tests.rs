@@ -55,6 +55,7 @@ fn spec(prompt: Vec<TokenId>, max_tokens: u32) -> SequenceSpec {
         },
         stop: StopConditions {
             max_tokens,
+            min_tokens: 0,
             stop_token_ids: vec![],
         },
         logprobs: LogprobSpec::default(),
@@ -392,6 +393,7 @@ fn stop_tokens_and_resumed_output_count() {
     bench.submit(2, asked.clone());
     asked.stop = StopConditions {
         max_tokens: 12,
+        min_tokens: 0,
         stop_token_ids: vec![],
     };
     asked.emitted = expected[..9].to_vec();
@@ -602,4 +604,68 @@ fn a_configuration_is_held_against_its_bounds() {
     let error = bad.check().expect_err("no token could be fed");
     assert_eq!(error.field, "max_batch_tokens");
     assert!(config().check().is_ok());
+}
+
+/// Every parameter that looks at what was given before.
+fn with_whole_pipeline(mut spec: SequenceSpec) -> SequenceSpec {
+    let bias = |token| tidemill_core::TokenBias { token, bias: 1.0 };
+    spec.sampling = SamplingParams {
+        top_k: 40,
+        top_p: 0.97,
+        min_p: 0.001,
+        typical_p: 0.98,
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.9,
+        logit_bias: [2, 3, 5, 7].map(bias).into(),
+        ..spec.sampling
+    };
+    spec
+}
+
+#[test]
+fn penalties_go_on_at_every_position_of_a_resume_and_after_a_hand_over() {
+    let asked = with_whole_pipeline(spec(prompt(8, 21), 24));
+    let mut bench = Bench::new(config(), 64);
+    let expected = bench.reference(&asked, 24);
+    let plain = bench.reference(&spec(prompt(8, 21), 24), 24);
+    assert_ne!(expected, plain, "the pipeline has to matter");
+    for n_emitted in 0..24_usize {
+        let mut resumed = asked.clone();
+        resumed.emitted = expected[..n_emitted].to_vec();
+        bench.submit(n_emitted as u64 + 1, resumed);
+        bench.run_until_idle();
+        assert_eq!(bench.tokens[&(n_emitted as u64 + 1)], expected[n_emitted..]);
+    }
+    // Prefill draws the first token, decode the others.
+    let (blocks, _) = bench.compute_elsewhere(&asked);
+    bench.join(50, &asked, blocks, expected[0]);
+    bench.run_until_idle();
+    assert_eq!(bench.tokens[&50], expected[1..]);
+}
+
+#[test]
+fn stop_tokens_wait_for_min_tokens_whoever_resumes() {
+    let mut asked = spec(prompt(6, 21), 30);
+    let mut bench = Bench::new(config(), 64);
+    let free = bench.reference(&asked, 30);
+    asked.stop.stop_token_ids = vec![free[0], free[3], free[5]];
+    bench.submit(1, asked.clone());
+    asked.stop.min_tokens = 12;
+    bench.submit(2, asked.clone());
+    bench.run_until_idle();
+    assert_eq!(bench.tokens[&1], [free[0]], "it stops at once without");
+    let whole = bench.tokens[&2].clone();
+    let is_stop = |token: &TokenId| asked.stop.stop_token_ids.contains(token);
+    let n_free = whole.iter().position(is_stop).unwrap_or(whole.len());
+    assert!(n_free >= 12, "a stop token came as number {n_free}");
+    for n_emitted in 1..whole.len() {
+        let mut resumed = asked.clone();
+        resumed.emitted = whole[..n_emitted].to_vec();
+        let id = 10 + n_emitted as u64;
+        bench.submit(id, resumed);
+        bench.run_until_idle();
+        assert_eq!(bench.tokens[&id], whole[n_emitted..]);
+        assert_eq!(bench.finished[&id].reason, bench.finished[&2].reason);
+    }
 }

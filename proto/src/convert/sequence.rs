@@ -4,7 +4,7 @@ use super::{ConvertError, id_bytes, required};
 use crate::pd::v1;
 use tidemill_core::{
     BlockHash, FinishReason, GenerateRequest, LogprobSpec, PrefillRequest, RequestId, SampledToken,
-    SamplingParams, SequenceSpec, StopConditions, Timestamp, TokenLogprob,
+    SamplingParams, SequenceSpec, StopConditions, Timestamp, TokenBias, TokenLogprob,
 };
 
 /// One prompt token's log-probability, as it travels.
@@ -24,15 +24,11 @@ impl From<&SequenceSpec> for v1::SequenceSpec {
             emitted: spec.emitted.clone(),
             namespace: spec.namespace.clone(),
             block_hashes: spec.block_hashes.iter().flat_map(|hash| hash.0).collect(),
-            sampling: Some(v1::Sampling {
-                temperature: spec.sampling.temperature,
-                top_k: spec.sampling.top_k,
-                top_p: spec.sampling.top_p,
-                seed: spec.sampling.seed,
-            }),
+            sampling: Some((&spec.sampling).into()),
             stop: Some(v1::Stop {
                 max_tokens: spec.stop.max_tokens,
                 stop_token_ids: spec.stop.stop_token_ids.clone(),
+                min_tokens: spec.stop.min_tokens,
             }),
             logprobs: Some(v1::Logprobs {
                 output_top: spec.logprobs.output_top,
@@ -58,14 +54,10 @@ impl TryFrom<v1::SequenceSpec> for SequenceSpec {
             emitted: wire.emitted,
             namespace: bounded_text("namespace", wire.namespace, 256)?,
             block_hashes: block_hashes(&wire.block_hashes)?,
-            sampling: SamplingParams {
-                temperature: sampling.temperature,
-                top_k: sampling.top_k,
-                top_p: sampling.top_p,
-                seed: sampling.seed,
-            },
+            sampling: sampling.into(),
             stop: StopConditions {
                 max_tokens: stop.max_tokens,
+                min_tokens: stop.min_tokens,
                 stop_token_ids: stop.stop_token_ids,
             },
             logprobs: LogprobSpec {
@@ -76,6 +68,44 @@ impl TryFrom<v1::SequenceSpec> for SequenceSpec {
             deadline: Timestamp(wire.deadline_us),
             traceparent: bounded_text("traceparent", wire.traceparent, 256)?,
         })
+    }
+}
+
+impl From<&SamplingParams> for v1::Sampling {
+    fn from(params: &SamplingParams) -> Self {
+        let bias = params.logit_bias.iter();
+        let bias = bias.map(|&TokenBias { token, bias }| v1::TokenBias { token, bias });
+        Self {
+            temperature: params.temperature,
+            top_k: params.top_k,
+            top_p: params.top_p,
+            seed: params.seed,
+            min_p: params.min_p,
+            typical_p: params.typical_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            logit_bias: bias.collect(),
+        }
+    }
+}
+
+impl From<v1::Sampling> for SamplingParams {
+    fn from(wire: v1::Sampling) -> Self {
+        let bias = wire.logit_bias.into_iter();
+        let bias = bias.map(|v1::TokenBias { token, bias }| TokenBias { token, bias });
+        Self {
+            temperature: wire.temperature,
+            top_k: wire.top_k,
+            top_p: wire.top_p,
+            seed: wire.seed,
+            min_p: wire.min_p,
+            typical_p: wire.typical_p,
+            repetition_penalty: wire.repetition_penalty,
+            presence_penalty: wire.presence_penalty,
+            frequency_penalty: wire.frequency_penalty,
+            logit_bias: bias.collect(),
+        }
     }
 }
 
@@ -250,10 +280,27 @@ mod tests {
                 temperature: 0.7,
                 top_k: 40,
                 top_p: 0.9,
+                min_p: 0.05,
+                typical_p: 0.95,
+                repetition_penalty: 1.1,
+                presence_penalty: -0.5,
+                frequency_penalty: 1.5,
+                logit_bias: [
+                    TokenBias {
+                        token: 3,
+                        bias: -100.0,
+                    },
+                    TokenBias {
+                        token: 9,
+                        bias: 2.5,
+                    },
+                ]
+                .into(),
                 seed: 5,
             },
             stop: StopConditions {
                 max_tokens: 9,
+                min_tokens: 4,
                 stop_token_ids: vec![2],
             },
             logprobs: LogprobSpec {

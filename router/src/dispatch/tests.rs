@@ -16,6 +16,7 @@ pub(super) fn job(max_tokens: u32) -> Job {
         sampling: SamplingParams::greedy(),
         stop: StopConditions {
             max_tokens,
+            min_tokens: 0,
             stop_token_ids: vec![],
         },
         logprobs: LogprobSpec::default(),

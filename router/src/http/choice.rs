@@ -21,11 +21,14 @@ pub(super) enum ChoiceEvent {
 }
 
 /// How a choice ended well.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Ended {
     pub(super) reason: FinishReason,
     /// Sampled tokens, a final stop token among them.
     pub(super) n_output_tokens: u32,
+    /// Of all sampled tokens, a final stop token included; 0 when there is none. It means something only when
+    /// log-probabilities were asked for.
+    pub(super) mean_logprob: f64,
     /// Unknown when a stop string ended the output before the nodes told.
     pub(super) n_cached_tokens: Option<u32>,
 }
@@ -44,6 +47,8 @@ pub(super) struct Choice {
     pub(super) echo: Option<Echo>,
     pub(super) prompt_logprobs: Vec<PromptLogprob>,
     pub(super) n_output_tokens: u32,
+    /// Of the sampled tokens' log-probabilities.
+    pub(super) logprob_sum: f64,
 }
 
 impl Choice {
@@ -58,6 +63,7 @@ impl Choice {
             echo,
             prompt_logprobs: Vec::new(),
             n_output_tokens: 0,
+            logprob_sum: 0.0,
         }
     }
 
@@ -83,11 +89,7 @@ impl Choice {
                     finished.reason
                 };
                 push_piece(piece, events);
-                events.push_back(ChoiceEvent::Ended(Ended {
-                    reason,
-                    n_output_tokens: self.n_output_tokens,
-                    n_cached_tokens: Some(finished.n_cached_tokens),
-                }));
+                events.push_back(self.ended(reason, Some(finished.n_cached_tokens)));
             }),
             Some(Answer::Failed(failure)) => Err(failure),
             None => Err(Failure::new(
@@ -107,6 +109,8 @@ impl Choice {
     ) -> Result<(), Failure> {
         self.give_echo(events)?;
         self.n_output_tokens += 1;
+        // A token that nobody has scored makes its choice the last.
+        self.logprob_sum += sampled.logprob.map_or(f64::NEG_INFINITY, f64::from);
         // A stop token is counted and not shown; `Finished` follows it.
         if self.stop_token_ids.contains(&sampled.token) {
             return Ok(());
@@ -115,13 +119,18 @@ impl Choice {
         let stopped = piece.stopped;
         push_piece(piece, events);
         if stopped {
-            events.push_back(ChoiceEvent::Ended(Ended {
-                reason: FinishReason::Stop,
-                n_output_tokens: self.n_output_tokens,
-                n_cached_tokens: None,
-            }));
+            events.push_back(self.ended(FinishReason::Stop, None));
         }
         Ok(())
+    }
+
+    fn ended(&self, reason: FinishReason, n_cached_tokens: Option<u32>) -> ChoiceEvent {
+        ChoiceEvent::Ended(Ended {
+            reason,
+            n_output_tokens: self.n_output_tokens,
+            mean_logprob: self.logprob_sum / f64::from(self.n_output_tokens.max(1)),
+            n_cached_tokens,
+        })
     }
 
     /// Once: the prompt, with the log-probabilities that have come by now.

@@ -17,6 +17,8 @@ use tidemill_core::bounds;
 pub(super) const PROMPTS_MAX: usize = 128;
 /// Most choices of one request: prompts times `n`.
 pub(super) const REQUEST_CHOICES_MAX: usize = 128;
+/// Most candidates for one prompt, as with OpenAI.
+pub(super) const BEST_OF_MAX: u32 = 20;
 /// Output tokens when `max_tokens` is absent, as with OpenAI.
 pub(super) const MAX_TOKENS_DEFAULT: u32 = 16;
 
@@ -27,6 +29,8 @@ pub struct CompletionRequest {
     pub common: Common,
     /// At least one.
     pub prompts: Vec<Prompt>,
+    /// Candidates for each prompt, of which the `n` best are answered; at least `n`.
+    pub best_of: u32,
     /// Give the prompt back before the output.
     pub echo: bool,
     /// Report log-probabilities, each with this many rivals.
@@ -50,23 +54,43 @@ pub fn parse_completion(body: &[u8]) -> Result<CompletionRequest, ApiError> {
         ));
     }
     let prompts = read_prompts(&fields)?;
-    let n_choices = prompts.len() * common.n as usize;
+    let best_of = read_best_of(&fields, &common)?;
+    let n_choices = prompts.len() * best_of as usize;
     if n_choices > REQUEST_CHOICES_MAX {
+        let field = if best_of > common.n { "best_of" } else { "n" };
         return Err(ApiError::invalid(
-            "n",
+            field,
             format!(
-                "{} prompts with n {} make {n_choices} choices; at most {REQUEST_CHOICES_MAX} are allowed",
-                prompts.len(),
-                common.n
+                "{} prompts with {field} {best_of} make {n_choices} choices; at most {REQUEST_CHOICES_MAX} are allowed",
+                prompts.len()
             ),
         ));
     }
     Ok(CompletionRequest {
         common,
         prompts,
+        best_of,
         echo,
         logprobs: fields.count("logprobs", bounds::TOP_LOGPROBS_MAX)?,
     })
+}
+
+fn read_best_of(fields: &Fields<'_>, common: &Common) -> Result<u32, ApiError> {
+    let n = common.n;
+    let allowed = i128::from(n)..=i128::from(BEST_OF_MAX);
+    let best_of = match fields.integer("best_of", allowed)? {
+        Some(best_of) => u32::try_from(best_of).expect("at most BEST_OF_MAX"),
+        None => n,
+    };
+    if common.stream && best_of > n {
+        return Err(ApiError::invalid(
+            "best_of",
+            format!(
+                "best_of is {best_of} and n is {n}; which candidates are best is known at the end, so with \"stream\": true they must be equal"
+            ),
+        ));
+    }
+    Ok(best_of)
 }
 
 fn read_prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
@@ -169,10 +193,29 @@ mod tests {
     }
 
     #[test]
+    fn candidates_are_at_least_as_many_as_choices() {
+        let best_of = |body: Value| parse(&body).map(|request| request.best_of);
+        assert_eq!(best_of(json!({"prompt": "a", "n": 3})), Ok(3));
+        assert_eq!(best_of(json!({"prompt": "a", "n": 3, "best_of": 3})), Ok(3));
+        assert_eq!(best_of(json!({"prompt": "a", "best_of": 20})), Ok(20));
+        let body = json!({"prompt": "a", "n": 3, "best_of": 3, "stream": true});
+        assert_eq!(best_of(body), Ok(3));
+        for bad in [
+            json!({"prompt": "a", "best_of": 0}),
+            json!({"prompt": "a", "best_of": 21}),
+            json!({"prompt": "a", "best_of": 1.5}),
+            json!({"prompt": "a", "n": 3, "best_of": 2}),
+            json!({"prompt": "a", "best_of": 2, "stream": true}),
+            json!({"prompt": vec!["a"; 65], "best_of": 2}),
+        ] {
+            assert_eq!(param(&bad), "best_of");
+        }
+    }
+
+    #[test]
     fn the_number_of_choices_is_bounded() {
         assert_eq!(param(&json!({"prompt": vec!["a"; 20], "n": 8})), "n");
         assert!(parse(&json!({"prompt": vec!["a"; 16], "n": 8})).is_ok());
-        assert_eq!(param(&json!({"prompt": "a", "best_of": 2})), "best_of");
         assert_eq!(param(&json!({"prompt": "a", "suffix": "b"})), "suffix");
         assert_eq!(param(&json!({"prompt": "a", "logprobs": 21})), "logprobs");
     }

@@ -32,8 +32,10 @@ pub(super) struct Running {
     give_up: Instant,
     ended: Vec<Option<Ended>>,
     n_prompt_tokens: u64,
-    /// Choices for each prompt.
+    /// Choices of each prompt that are answered.
     n: usize,
+    /// Choices of each prompt that are generated.
+    best_of: usize,
 }
 
 /// Answers a request of either endpoint.
@@ -154,11 +156,28 @@ async fn collect(mut running: Running) -> Result<Response<Body>, ApiError> {
         tokens,
         ended: ended.expect("the events end when every choice has ended"),
     });
-    let body = running.shape.whole(whole.collect(), running.usage());
+    let whole = best(whole.collect(), running.best_of, running.n);
+    let body = running.shape.whole(whole, running.usage());
     let mut response = Response::new(Body::from(body.to_string()));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     Ok(response)
+}
+
+/// Of each prompt's `best_of` candidates the `n` with the highest mean log-probability, best first; of equals the earlier.
+/// Without a choice to make, all of them in their order.
+fn best(mut candidates: Vec<WholeChoice>, best_of: usize, n: usize) -> Vec<WholeChoice> {
+    if best_of == n {
+        return candidates;
+    }
+    for of_prompt in candidates.chunks_mut(best_of) {
+        of_prompt.sort_by(|a, b| b.ended.mean_logprob.total_cmp(&a.ended.mean_logprob));
+    }
+    let ranked = candidates.into_iter().enumerate();
+    ranked
+        .filter(|(idx, _)| idx % best_of < n)
+        .map(|(_, candidate)| candidate)
+        .collect()
 }
 
 impl Running {
@@ -172,9 +191,13 @@ impl Running {
         let n_places = app.requests.n_places();
         if plan.choices.len() > n_places {
             return Err(ApiError::invalid(
-                "n",
+                if plan.best_of > plan.n {
+                    "best_of"
+                } else {
+                    "n"
+                },
                 format!(
-                    "{} choices are asked for (n times the number of prompts); this router has {n_places} places in all",
+                    "{} choices are asked for (n or best_of times the number of prompts); this router has {n_places} places in all",
                     plan.choices.len()
                 ),
             ));
@@ -203,6 +226,7 @@ impl Running {
             give_up,
             n_prompt_tokens: plan.n_prompt_tokens,
             n: plan.n,
+            best_of: plan.best_of,
         })
     }
 
@@ -233,7 +257,7 @@ impl Running {
     /// Tokens of the choices that have ended. A prompt counts once, however many choices it has.
     pub(super) fn usage(&self) -> Usage {
         let ended = || self.ended.iter().flatten();
-        let firsts = self.ended.iter().step_by(self.n).flatten();
+        let firsts = self.ended.iter().step_by(self.best_of).flatten();
         Usage {
             n_prompt_tokens: self.n_prompt_tokens,
             n_output_tokens: ended().map(|e| u64::from(e.n_output_tokens)).sum(),

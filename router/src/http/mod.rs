@@ -17,6 +17,7 @@ mod json;
 mod models;
 mod plan;
 mod request;
+mod sampling;
 mod shape;
 mod sse;
 mod unsupported;
@@ -25,7 +26,8 @@ pub use body::BODY_BYTES_MAX;
 pub use chat_request::{ChatRequest, parse_chat};
 pub use completion_request::{CompletionRequest, parse_completion};
 pub use error::ApiError;
-pub use request::{Common, SamplingWish};
+pub use request::Common;
+pub use sampling::SamplingWish;
 
 use crate::requests::Requests;
 use axum::Router;

@@ -15,8 +15,8 @@ use crate::text::prompt::{Prompt, TEXT_BYTES_MAX, spell};
 use axum::http::StatusCode;
 use std::sync::Arc;
 use tidemill_core::{
-    Failure, FailureCode, LogprobSpec, RequestId, SamplingParams, SequenceSpec, StopConditions,
-    Timestamp, TokenId, bounds,
+    Failure, FailureCode, LogprobSpec, RequestId, SequenceSpec, StopConditions, Timestamp, TokenId,
+    bounds,
 };
 use tidemill_model_files::text::ModelText;
 
@@ -33,8 +33,10 @@ pub(super) struct Plan {
     /// In the order of the choices' indices.
     pub(super) choices: Vec<(Job, Choice)>,
     pub(super) n_prompt_tokens: u64,
-    /// Choices for each prompt.
+    /// Choices of each prompt that are answered.
     pub(super) n: usize,
+    /// Choices of each prompt that are generated; the best `n` by mean log-probability are answered.
+    pub(super) best_of: usize,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
     pub(super) has_logprobs: bool,
@@ -44,6 +46,7 @@ pub(super) struct Plan {
 struct Wanted {
     common: Common,
     prompts: Vec<Prompt>,
+    best_of: u32,
     echo: bool,
     logprobs: Option<u32>,
 }
@@ -54,6 +57,7 @@ impl Wanted {
             Endpoint::Chat => {
                 let request = parse_chat(body)?;
                 Self {
+                    best_of: request.common.n,
                     common: request.common,
                     prompts: vec![Prompt::Chat(request.messages)],
                     echo: false,
@@ -65,6 +69,7 @@ impl Wanted {
                 Self {
                     common: request.common,
                     prompts: request.prompts,
+                    best_of: request.best_of,
                     echo: request.echo,
                     logprobs: request.logprobs,
                 }
@@ -99,6 +104,7 @@ pub(super) fn plan(
         choices: Vec::new(),
         n_prompt_tokens: 0,
         n: wanted.common.n as usize,
+        best_of: wanted.best_of as usize,
         stream: wanted.common.stream,
         include_usage: wanted.common.include_usage,
         has_logprobs: wanted.logprobs.is_some(),
@@ -114,7 +120,7 @@ pub(super) fn plan(
         plan.n_prompt_tokens += tokens.len() as u64;
         let spec = sequence_spec(&wanted, tokens, envelope, model);
         let spec = spec.map_err(|failure| with_field(failure, &field))?;
-        for i in 0..wanted.common.n {
+        for i in 0..wanted.best_of {
             plan.choices.push(choice(&wanted, prompt, &spec, i, model));
         }
     }
@@ -159,26 +165,22 @@ fn sequence_spec(
         common.stop_token_ids.iter().copied().chain(eos).collect();
     stop_token_ids.sort_unstable();
     stop_token_ids.dedup();
-    let defaults = &model.defaults;
-    let wish = common.sampling;
+    // Candidates are compared by their log-probabilities, whether or not the client wants to see them.
+    let is_ranked = wanted.best_of > common.n;
     let spec = SequenceSpec {
         request_id: envelope.id,
         prompt,
         emitted: Vec::new(),
         namespace: String::new(),
         block_hashes: Vec::new(),
-        sampling: SamplingParams {
-            temperature: wish.temperature.or(defaults.temperature).unwrap_or(1.0),
-            top_k: wish.top_k.or(defaults.top_k).unwrap_or(0),
-            top_p: wish.top_p.or(defaults.top_p).unwrap_or(1.0),
-            seed: wish.seed.unwrap_or(0),
-        },
+        sampling: common.sampling.params(&model.defaults),
         stop: StopConditions {
             max_tokens,
+            min_tokens: common.min_tokens,
             stop_token_ids,
         },
         logprobs: LogprobSpec {
-            output_top: wanted.logprobs,
+            output_top: wanted.logprobs.or(is_ranked.then_some(0)),
             prompt_top: wanted.logprobs.filter(|_| wanted.echo),
             logits_digest: false,
         },

@@ -5,6 +5,7 @@
 
 use super::error::{ApiError, shown};
 use super::fields::{Fields, integer, wrong_type};
+use super::sampling::SamplingWish;
 use serde_json::Value;
 use tidemill_core::{TokenId, bounds};
 
@@ -30,6 +31,8 @@ pub struct Common {
     pub n: u32,
     /// Most output tokens; `None`: the endpoint's default.
     pub max_tokens: Option<u32>,
+    /// No stop token before so many output tokens.
+    pub min_tokens: u32,
     /// Sampling, where the client has a wish.
     pub sampling: SamplingWish,
     /// Stop strings, none of them empty.
@@ -38,19 +41,6 @@ pub struct Common {
     pub stop_token_ids: Vec<TokenId>,
     /// Do not end at the model's own stop tokens.
     pub ignore_eos: bool,
-}
-
-/// Sampling parameters that the client gave; the rest comes from the model's defaults.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct SamplingWish {
-    /// 0 to 2.
-    pub temperature: Option<f32>,
-    /// Above 0 to 1.
-    pub top_p: Option<f32>,
-    /// 0 keeps all.
-    pub top_k: Option<u32>,
-    /// Any 64 bits.
-    pub seed: Option<u64>,
 }
 
 impl Common {
@@ -65,31 +55,13 @@ impl Common {
                 None => 1,
             },
             max_tokens: read_max_tokens(fields)?,
+            min_tokens: fields
+                .count("min_tokens", bounds::SEQUENCE_TOKENS_MAX)?
+                .unwrap_or(0),
             sampling: SamplingWish::read(fields)?,
             stop: read_stop(fields)?,
             stop_token_ids: read_stop_token_ids(fields)?,
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
-        })
-    }
-}
-
-impl SamplingWish {
-    fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
-        let max = f64::from(bounds::TEMPERATURE_MAX);
-        let temperature = fields.number("temperature", &format!("0 to {max}"), |t| {
-            (0.0..=max).contains(&t)
-        })?;
-        let top_p = fields.number("top_p", "above 0 up to 1", |p| p > 0.0 && p <= 1.0)?;
-        let top_k = fields.integer("top_k", -1..=i128::from(u32::MAX))?;
-        let seed = fields.integer("seed", i128::from(i64::MIN)..=i128::from(u64::MAX))?;
-        Ok(Self {
-            // Adding zero turns -0 into 0.
-            temperature: temperature.map(|t| t as f32 + 0.0),
-            // A value too small for f32 keeps the one most likely token, as it would in f64.
-            top_p: top_p.map(|p| (p as f32).max(f32::MIN_POSITIVE)),
-            top_k: top_k.map(|k| u32::try_from(k.max(0)).expect("within the range")),
-            // Two's complement: -1 is the seed 2^64 - 1.
-            seed: seed.map(|seed| seed as u64),
         })
     }
 }
@@ -190,43 +162,19 @@ mod tests {
     }
 
     #[test]
-    fn b110_edge_values_of_sampling() {
+    fn b110_the_number_of_choices_and_of_tokens() {
         for (field, bad) in [
-            ("top_p", json!(0)),
-            ("top_p", json!(1.000_000_1)),
-            ("top_p", json!(-0.1)),
-            ("top_k", json!(-2)),
-            ("top_k", json!(1_u64 << 32)),
-            ("top_k", json!(1.5)),
-            ("temperature", json!(2.0001)),
-            ("temperature", json!(-0.1)),
-            ("temperature", json!("1")),
-            ("seed", json!(18_446_744_073_709_551_616.0)),
-            ("seed", json!(0.5)),
             ("n", json!(0)),
             ("n", json!(9)),
+            ("min_tokens", json!(-1)),
+            ("min_tokens", json!(1.5)),
+            ("min_tokens", json!(1_u64 << 32)),
         ] {
             assert_eq!(param(json!({field: bad})), field);
         }
-        let wish = |body| read(body).expect("allowed").sampling;
-        assert_eq!(wish(json!({"top_p": 1})).top_p, Some(1.0));
-        assert_eq!(wish(json!({"top_p": 1e-60})).top_p, Some(f32::MIN_POSITIVE));
-        assert_eq!(wish(json!({"top_k": -1})).top_k, Some(0));
-        assert_eq!(
-            wish(json!({"top_k": 4_000_000_000_u32})).top_k,
-            Some(4_000_000_000)
-        );
-        assert_eq!(wish(json!({"seed": -1})).seed, Some(u64::MAX));
-        assert_eq!(wish(json!({"seed": u64::MAX})).seed, Some(u64::MAX));
-        assert_eq!(wish(json!({"temperature": null})).temperature, None);
-        let zero = wish(json!({"temperature": -0.0}))
-            .temperature
-            .expect("given");
-        assert_eq!(zero.to_bits(), 0);
-        assert_eq!(
-            wish(json!({"temperature": 1e-45})).temperature,
-            Some(f32::from_bits(1))
-        );
+        // Held against max_tokens when that is known.
+        assert_eq!(read(json!({"min_tokens": 9})).expect("yet").min_tokens, 9);
+        assert_eq!(read(json!({})).expect("none").min_tokens, 0);
     }
 
     #[test]

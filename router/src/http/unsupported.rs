@@ -27,14 +27,7 @@ use Neutral::{Empty, False, Null, Number, Text};
 
 /// Of both endpoints.
 const BOTH: &[(&str, Neutral)] = &[
-    ("logit_bias", Empty),
-    ("presence_penalty", Number(0.0)),
-    ("frequency_penalty", Number(0.0)),
-    ("repetition_penalty", Number(1.0)),
     ("length_penalty", Number(1.0)),
-    ("min_p", Number(0.0)),
-    ("typical_p", Number(1.0)),
-    ("min_tokens", Number(0.0)),
     ("use_beam_search", False),
     ("bad_words", Empty),
     ("allowed_token_ids", Null),
@@ -74,7 +67,6 @@ const CHAT: &[(&str, Neutral)] = &[
 /// Of `/v1/completions` alone.
 const COMPLETIONS: &[(&str, Neutral)] = &[
     ("suffix", Empty),
-    ("best_of", Number(1.0)),
     ("prompt_embeds", Null),
     ("top_logprobs", Null),
 ];
@@ -175,11 +167,11 @@ mod tests {
             ("tools", json!([{"type": "function"}])),
             ("tool_choice", json!("required")),
             ("response_format", json!({"type": "json_object"})),
-            ("logit_bias", json!({"1": 5})),
-            ("presence_penalty", json!(0.1)),
-            ("frequency_penalty", json!("0")),
-            ("min_p", json!(1)),
-            ("min_tokens", json!(3)),
+            ("length_penalty", json!(0.1)),
+            ("length_penalty", json!("1")),
+            ("use_beam_search", json!(true)),
+            ("bad_words", json!(["x"])),
+            ("allowed_token_ids", json!([1])),
             ("modalities", json!(["text", "audio"])),
             ("best_of", json!(2)),
             ("guided_regex", json!("(")),
@@ -191,8 +183,8 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_accepted() {
         let body = json!({
-            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {},
-            "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "min_p": null,
+            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "bad_words": [],
+            "length_penalty": 1, "allowed_token_ids": null,
             "modalities": ["text"], "best_of": 1, "guided_json": null, "use_beam_search": false,
             "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "never_heard_of": [1],
         });

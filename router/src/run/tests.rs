@@ -297,6 +297,7 @@ impl House {
             sampling: SamplingParams::greedy(),
             stop: StopConditions {
                 max_tokens,
+                min_tokens: 0,
                 stop_token_ids: vec![],
             },
             logprobs: LogprobSpec::default(),

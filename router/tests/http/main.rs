@@ -4,5 +4,6 @@ mod connections;
 mod errors;
 mod lists;
 mod prompts;
+mod sampling;
 mod streams;
 mod support;

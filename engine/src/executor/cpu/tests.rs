@@ -1,5 +1,5 @@
 use super::*;
-use crate::executor::{NoProgress, PromptLogprobSpec, SampleSpec, SequenceId};
+use crate::executor::{GivenTokens, NoProgress, PromptLogprobSpec, SampleSpec, SequenceId};
 use std::sync::OnceLock;
 use tidemill_core::{BlockIdx, KvDtype, LogprobSpec, SamplingParams};
 use tidemill_kernels::cpu::Isa;
@@ -74,6 +74,8 @@ fn sampling(mut item: StepItem) -> StepItem {
     item.sample = Some(SampleSpec {
         params: SamplingParams::greedy(),
         output_idx: 0,
+        given: GivenTokens::default(),
+        barred: Vec::new(),
         logprobs: LogprobSpec {
             output_top: Some(2),
             prompt_top: None,
@@ -343,4 +345,82 @@ fn an_arena_of_another_model_is_refused() {
     );
     let arena = KvArena::new(&other.facts(KvDtype::F16).layout, 2).expect("small");
     assert!(CpuExecutor::new(q4_1(), arena, 1).is_err());
+}
+
+/// One row for each kind of pipeline; the last one cannot be drawn.
+fn rows_of_every_kind(tokens: &[TokenId]) -> Vec<SampleSpec> {
+    let kind = |params: SamplingParams| SampleSpec {
+        params: SamplingParams { seed: 3, ..params },
+        output_idx: 2,
+        given: GivenTokens {
+            prompt: tokens.to_vec(),
+            output: vec![1, 2],
+        },
+        barred: Vec::new(),
+        logprobs: LogprobSpec::default(),
+    };
+    let greedy = SamplingParams::greedy();
+    let warm = SamplingParams {
+        temperature: 1.5,
+        ..greedy.clone()
+    };
+    let bias = |token| tidemill_core::TokenBias {
+        token,
+        bias: -100.0,
+    };
+    let mut rows = vec![
+        kind(greedy.clone()),
+        kind(warm.clone()),
+        kind(SamplingParams {
+            repetition_penalty: 1.5,
+            frequency_penalty: 2.0,
+            ..warm.clone()
+        }),
+        kind(SamplingParams {
+            typical_p: 0.3,
+            min_p: 0.2,
+            top_k: 30,
+            ..warm.clone()
+        }),
+        kind(SamplingParams {
+            logit_bias: (0..250).map(bias).collect(),
+            ..greedy.clone()
+        }),
+        kind(SamplingParams {
+            temperature: 1e-45,
+            ..greedy.clone()
+        }),
+        kind(warm),
+        kind(greedy),
+    ];
+    let n_rows = rows.len();
+    rows[n_rows - 2].barred = (0..200).collect();
+    rows[n_rows - 1].barred = (0..100_000).collect();
+    rows
+}
+
+#[test]
+fn b051_each_row_of_a_batch_has_a_pipeline_of_its_own() {
+    let model = q4_1();
+    let mut executor = executor(&model, KvDtype::F16, 2);
+    let tokens = prompt(9, 12);
+    let rows = rows_of_every_kind(&tokens);
+    let n_good = rows.len() - 1;
+    let items = rows.into_iter().enumerate().map(|(idx, spec)| StepItem {
+        sample: Some(spec),
+        ..item(idx as u64, &tokens, 0, idx as u32)
+    });
+    let items: Vec<StepItem> = items.collect();
+    let together = step(&mut executor, items.clone());
+    let mut backwards = step(&mut executor, items.iter().rev().cloned().collect());
+    backwards.items.reverse();
+    assert_eq!(together.items, backwards.items);
+    for (idx, item) in items.into_iter().enumerate() {
+        let alone = step(&mut executor, vec![item]);
+        assert_eq!(alone.items[0], together.items[idx], "row {idx}");
+        assert_eq!(together.items[idx].failure.is_none(), idx < n_good);
+    }
+    let drawn = |idx: usize| together.items[idx].sampled.as_ref().expect("drawn").token;
+    assert_eq!(drawn(0), drawn(5), "a tiny temperature is greedy");
+    assert!(drawn(4) >= 250 && drawn(6) >= 200, "bias and bars hold");
 }

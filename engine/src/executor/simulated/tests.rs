@@ -1,7 +1,7 @@
 //! The simulated model against its own reference: whole, in chunks, and with a byte flipped.
 
 use super::*;
-use crate::executor::{NoProgress, PromptLogprobSpec, SequenceId};
+use crate::executor::{GivenTokens, NoProgress, PromptLogprobSpec, SequenceId};
 use tidemill_core::KvDtype;
 
 const VOCAB_SIZE: u32 = 64;
@@ -27,6 +27,8 @@ fn item(tokens: &[TokenId], start_position: u32, sample: bool) -> StepItem {
         sample: sample.then(|| SampleSpec {
             params: SamplingParams::greedy(),
             output_idx: 0,
+            given: GivenTokens::default(),
+            barred: Vec::new(),
             logprobs: LogprobSpec::default(),
         }),
         prompt_logprobs: None,
