@@ -11,9 +11,9 @@ use crate::cpu::isa::{Isa, dispatch};
 use crate::cpu::team::Team;
 
 /// 2 sqrt(2 / pi)
-const LINEAR: f32 = 1.595_769;
+const LINEAR: f32 = 1.595_769_2;
 /// 0.044715 times that.
-const CUBIC: f32 = 0.071_354_81;
+const CUBIC: f32 = 0.071_354_814;
 
 /// Rows of `input` hold `n` gate values, then `n` up values; `output` gets rows of `n` and their int8 form.
 ///

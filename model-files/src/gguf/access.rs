@@ -3,7 +3,7 @@
 //! A key of the wrong type is never treated as absent, for that is how a default silently replaces what a file
 //! says.
 
-use super::{Gguf, Value};
+use super::{Gguf, ScalarArray, Value};
 use crate::error::{Refusal, quoted};
 
 impl<'a> Gguf<'a> {
@@ -88,6 +88,35 @@ impl<'a> Gguf<'a> {
             }
             Some(other) => Err(wrong_type(key, other, "an array of integers")),
         }
+    }
+
+    /// An array of finite floats, if the key is there.
+    ///
+    /// # Errors
+    /// A [`Refusal`] when the value is none, or an element is no finite f32.
+    pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>, Refusal> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Scalars(array)) => {
+                let floats: Option<Vec<f32>> = array.floats().collect();
+                floats.map(Some).ok_or_else(|| {
+                    Refusal::new(key, "an array with elements that are no finite floats")
+                })
+            }
+            Some(other) => Err(wrong_type(key, other, "an array of floats")),
+        }
+    }
+}
+
+impl ScalarArray<'_> {
+    /// The elements as floats; `None` for an element that is no finite f32.
+    pub fn floats(&self) -> impl Iterator<Item = Option<f32>> + '_ {
+        self.bytes
+            .chunks_exact(self.element.n_bytes())
+            .map(|bytes| match self.element.decode(bytes)? {
+                Value::Float(value) => Some(value as f32).filter(|value| value.is_finite()),
+                _ => None,
+            })
     }
 }
 

@@ -78,6 +78,17 @@ impl GgufWriter {
         self.raw(key, TYPE_ARRAY, &bytes);
     }
 
+    /// An array of floats.
+    pub fn f32s(&mut self, key: &str, values: &[f32]) {
+        let mut bytes = Vec::new();
+        bytes.extend(TYPE_F32.to_le_bytes());
+        bytes.extend((values.len() as u64).to_le_bytes());
+        for value in values {
+            bytes.extend(value.to_le_bytes());
+        }
+        self.raw(key, TYPE_ARRAY, &bytes);
+    }
+
     /// A tensor with its dimensions, fastest first, and its bytes.
     pub fn tensor(&mut self, name: &str, dtype: WeightType, dims: &[u64], bytes: &[u8]) {
         self.n_tensors += 1;

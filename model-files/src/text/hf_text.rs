@@ -1,8 +1,8 @@
 //! The tokenizer of a Hugging Face directory: `tokenizer.json` and the small files beside it.
 //!
 //! `tokenizer.json` describes a pipeline of steps, of which many exist. Only pipelines that are known to be a
-//! byte-level BPE with one of our rules of splitting are accepted; any other step is refused with its text, since
-//! to leave a step out gives other tokens without an error.
+//! byte-level BPE with one of our rules of splitting, or SentencePiece's with byte fallback, are accepted; any other step
+//! is refused with its text, since to leave a step out gives other tokens without an error.
 
 mod pipeline;
 
@@ -14,7 +14,8 @@ use tidemill_core::TokenId;
 
 use super::TextParts;
 use super::generation_defaults::GenerationDefaults;
-use super::vocabulary::{TokenKind, TokenParts, VocabularyParts};
+use super::spaces;
+use super::vocabulary::{Spelling, TokenKind, TokenParts, VocabularyParts};
 use crate::error::{LoadError, Refusal, quoted};
 use crate::hf::{context_length, read_bounded};
 use crate::json::Fields;
@@ -133,17 +134,18 @@ fn vocabulary_parts(fields: &Fields<'_>) -> Result<VocabularyParts, Refusal> {
     let model: &serde_json::value::RawValue = fields.required("model")?;
     let model = Fields::parse(model.get().as_bytes(), "model")?;
     check_model(&model)?;
-    let pipeline = Pipeline::read(fields)?;
+    let byte_fallback = model.get("byte_fallback")?.unwrap_or(false);
+    let pipeline = Pipeline::read(fields, byte_fallback)?;
     let vocab: HashMap<String, TokenId> = model.required("vocab")?;
     let added: Vec<AddedToken> = fields.get("added_tokens")?.unwrap_or_default();
     let merges: Vec<Merge> = model.required("merges")?;
     Ok(VocabularyParts {
-        tokens: number_tokens(vocab, added, pipeline.compose)?,
+        tokens: number_tokens(vocab, added, &pipeline)?,
         merges: merges
             .into_iter()
             .map(split_merge)
             .collect::<Result<_, _>>()?,
-        rule: pipeline.rule,
+        spelling: pipeline.spelling,
         whole_words_first: model.get("ignore_merges")?.unwrap_or(false),
         compose: pipeline.compose,
         bos_id: pipeline.bos_id,
@@ -179,27 +181,27 @@ fn check_model(model: &Fields<'_>) -> Result<(), Refusal> {
             format!("{}, supported: 0", model.raw("dropout")),
         ));
     }
-    if model.get("byte_fallback")?.unwrap_or(false) {
-        return Err(Refusal::new(
-            "byte_fallback",
-            "true, supported: false (byte-level BPE)",
-        ));
-    }
     Ok(())
 }
 
 fn number_tokens(
     vocab: HashMap<String, TokenId>,
     added: Vec<AddedToken>,
-    compose: bool,
+    pipeline: &Pipeline,
 ) -> Result<Vec<TokenParts>, Refusal> {
     let mut tokens = Vec::new();
     for (text, id) in vocab {
-        place(&mut tokens, id, text, TokenKind::Normal)?;
+        let has_bytes = matches!(pipeline.spelling, Spelling::Spaces(_));
+        let kind = match spaces::byte_of(&text).filter(|_| has_bytes) {
+            Some(_) => TokenKind::Byte,
+            None => TokenKind::Normal,
+        };
+        place(&mut tokens, id, text, kind)?;
     }
     for token in added {
         let strips = token.single_word || token.lstrip || token.rstrip;
-        if strips || (compose && token.normalized) || token.content.is_empty() {
+        let is_changed = token.normalized && pipeline.changes(&token.content);
+        if strips || is_changed || token.content.is_empty() {
             return Err(Refusal::new(
                 "added_tokens",
                 format!(
@@ -241,7 +243,8 @@ fn place(
         };
         tokens.resize(idx + 1, hole);
     }
-    let twice = kind == TokenKind::Normal && tokens[idx].kind == TokenKind::Normal;
+    let is_of_vocab = |kind| matches!(kind, TokenKind::Normal | TokenKind::Byte);
+    let twice = is_of_vocab(kind) && is_of_vocab(tokens[idx].kind);
     if twice {
         let both = format!(
             "id {id} for both {} and {}",

@@ -12,6 +12,7 @@ mod detokenise;
 mod generation_defaults;
 mod gguf_text;
 mod hf_text;
+mod spaces;
 mod split;
 mod template_functions;
 mod template_program;

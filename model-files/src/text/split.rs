@@ -20,13 +20,23 @@ pub(super) enum SplitRule {
     Llama3,
     /// Like Llama 3, each digit alone.
     Qwen2,
+    /// What llama.cpp does for a model that names no other rule: punctuation apart, then GPT-2, digits apart and in threes.
+    Default,
 }
 
-const ALL: [SplitRule; 4] = [
+const ALL: [SplitRule; 5] = [
     SplitRule::Gpt2,
     SplitRule::SmolLm,
     SplitRule::Llama3,
     SplitRule::Qwen2,
+    SplitRule::Default,
+];
+
+/// Other names of the same rules in GGUF files.
+const OTHER_NAMES: [(&str, SplitRule); 3] = [
+    ("llama3", SplitRule::Llama3),
+    ("llama-v3", SplitRule::Llama3),
+    ("deepseek-r1-qwen", SplitRule::Qwen2),
 ];
 
 pub(super) const GPT2_PATTERN: &str =
@@ -37,8 +47,11 @@ pub(super) const QWEN2_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L
 impl SplitRule {
     /// The rule that a GGUF file names in `tokenizer.ggml.pre`.
     pub(super) fn from_gguf(pre: &str) -> Result<Self, Refusal> {
-        ALL.into_iter()
-            .find(|rule| rule.name() == pre)
+        let named = ALL.map(|rule| (rule.name(), rule)).into_iter();
+        named
+            .chain(OTHER_NAMES)
+            .find(|(name, _)| *name == pre)
+            .map(|(_, rule)| rule)
             .ok_or_else(|| {
                 Refusal::new(
                     "tokenizer.ggml.pre",
@@ -68,6 +81,7 @@ impl SplitRule {
             Self::SmolLm => "smollm",
             Self::Llama3 => "llama-bpe",
             Self::Qwen2 => "qwen2",
+            Self::Default => "default",
         }
     }
 }
@@ -78,6 +92,7 @@ pub(super) struct Splitter {
     rule: SplitRule,
     letters: Category,
     numbers: Category,
+    punctuation: Category,
 }
 
 /// The characters of a general category, as sorted inclusive ranges.
@@ -119,11 +134,8 @@ impl Splitter {
             rule,
             letters: Category::new(r"\p{L}"),
             numbers: Category::new(r"\p{N}"),
+            punctuation: Category::new(r"\p{P}"),
         }
-    }
-
-    pub(super) fn rule(&self) -> SplitRule {
-        self.rule
     }
 
     /// The words of `text`, in order; together they are `text`.
@@ -155,17 +167,27 @@ impl Splitter {
 
     /// Bytes of the first passage of `text`. A passage is cut as if it were the whole text.
     fn first_passage(&self, text: &str) -> usize {
-        if self.rule != SplitRule::SmolLm {
-            return text.len();
+        match self.rule {
+            SplitRule::SmolLm => {
+                let is_number = |c| self.kind(c) == Kind::Number;
+                match text.chars().next() {
+                    Some(digit) if is_number(digit) => digit.len_utf8(),
+                    _ => text.find(is_number).unwrap_or(text.len()),
+                }
+            }
+            SplitRule::Default => {
+                let stands_apart = |c| self.stands_apart(c);
+                let begins_apart = text.starts_with(stands_apart);
+                text.find(|c| stands_apart(c) != begins_apart)
+                    .unwrap_or(text.len())
+            }
+            _ => text.len(),
         }
-        let mut numbers = text
-            .char_indices()
-            .filter(|(_, c)| self.kind(*c) == Kind::Number);
-        match numbers.next() {
-            None => text.len(),
-            Some((0, digit)) => digit.len_utf8(),
-            Some((n_bytes, _)) => n_bytes,
-        }
+    }
+
+    /// Punctuation of the default rule.
+    fn stands_apart(&self, c: char) -> bool {
+        "$+<=>^~|".contains(c) || (self.kind(c) == Kind::Mark && self.punctuation.contains(c))
     }
 
     /// Bytes of the first word of `text`, which is not empty.
@@ -174,7 +196,22 @@ impl Splitter {
             SplitRule::Gpt2 | SplitRule::SmolLm => self.first_gpt2(text),
             SplitRule::Llama3 => self.first_llama3(text, 3),
             SplitRule::Qwen2 => self.first_llama3(text, 1),
+            SplitRule::Default => self.first_default(text),
         }
+    }
+
+    /// A word of GPT-2, cut again: numbers go without their space, and three ASCII digits stand alone.
+    fn first_default(&self, text: &str) -> usize {
+        if text.starts_with(|c| self.stands_apart(c)) {
+            return text.len();
+        }
+        if text.starts_with(|c| self.kind(c) == Kind::Number) {
+            return self.first_of_numbers(text);
+        }
+        let n_word = self.first_gpt2(text);
+        let word = &text[..n_word];
+        word.find(|c| self.kind(c) == Kind::Number)
+            .unwrap_or(n_word)
     }
 
     fn first_gpt2(&self, text: &str) -> usize {
@@ -220,6 +257,23 @@ impl Splitter {
                 }
             }
         }
+    }
+
+    /// The first piece of a run of numbers, in which each three ASCII digits in a row, from the left, stand alone. Looks no
+    /// further than that piece and three digits.
+    fn first_of_numbers(&self, text: &str) -> usize {
+        let mut n_digits = 0;
+        let numbers = text.char_indices();
+        let mut n_bytes = 0;
+        for (at, c) in numbers.take_while(|(_, c)| self.kind(*c) == Kind::Number) {
+            n_digits = if c.is_ascii_digit() { n_digits + 1 } else { 0 };
+            n_bytes = at + c.len_utf8();
+            if n_digits == 3 {
+                let n_before = n_bytes - 3;
+                return if n_before == 0 { 3 } else { n_before };
+            }
+        }
+        n_bytes
     }
 
     fn marks_and_line_ends(&self, text: &str) -> usize {

@@ -3,7 +3,8 @@
 //! Control tokens (turn markers, end of text) steer the model, so it matters who may write them: a template may,
 //! the content of a message may not. Text therefore comes in [`Segment`]s that say which of the two it is. Words
 //! still form across the borders of segments, so that harmless text gets the tokens that it would get in one piece.
-//! Merging is the `tokenizers` crate's; words are cut by our own scanners (see `split`), which are linear.
+//! Merging is the `tokenizers` crate's; words are cut by our own scanners (see `split`), which are linear. Vocabularies
+//! that spell spaces (see `spaces`) have no words.
 
 use std::borrow::Cow;
 
@@ -14,6 +15,7 @@ use tokenizers::normalizers::NFC;
 use tokenizers::{Model, NormalizedString, Normalizer};
 
 use super::byte_letters::ByteLetters;
+use super::spaces::{self, LeadingSpace};
 use super::split::{SplitRule, Splitter};
 use crate::error::{Refusal, quoted};
 
@@ -41,8 +43,10 @@ pub struct Segment {
 /// What an entry of the vocabulary is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
-    /// Made by merging; spelled in byte letters.
+    /// Made by merging; spelled in byte letters, or with letters for spaces.
     Normal,
+    /// One byte of a character that the vocabulary lacks, where spaces are spelled.
+    Byte,
     /// Steers the model; has no text in an answer.
     Control,
     /// Recognised as a whole in any text; has text.
@@ -57,12 +61,30 @@ pub(super) struct TokenParts {
     pub(super) kind: TokenKind,
 }
 
+/// How text becomes the letters that are merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Words, cut by a rule, in a letter for each byte.
+    ByteLetters(SplitRule),
+    /// Stretches of characters, with a letter for the space.
+    Spaces(LeadingSpace),
+}
+
+impl Spelling {
+    fn name(self) -> &'static str {
+        match self {
+            Self::ByteLetters(rule) => rule.name(),
+            Self::Spaces(leading) => leading.name(),
+        }
+    }
+}
+
 /// What a tokenizer consists of, from whichever file. Token ids are indices.
 #[derive(Debug)]
 pub(super) struct VocabularyParts {
     pub(super) tokens: Vec<TokenParts>,
     pub(super) merges: Vec<(String, String)>,
-    pub(super) rule: SplitRule,
+    pub(super) spelling: Spelling,
     /// A word that is a token as it stands is not built by merging.
     pub(super) whole_words_first: bool,
     pub(super) compose: bool,
@@ -75,7 +97,9 @@ pub(super) struct VocabularyParts {
 pub struct Vocabulary {
     tokens: Vec<Token>,
     letters: ByteLetters,
-    splitter: Splitter,
+    spelling: Spelling,
+    /// Of the rule of a spelling in byte letters.
+    splitter: Option<Splitter>,
     bpe: BPE,
     /// Control and user-defined tokens.
     added: Added,
@@ -122,12 +146,16 @@ impl Added {
 impl Vocabulary {
     pub(super) fn new(parts: VocabularyParts) -> Result<Self, Refusal> {
         check_ids(&parts)?;
+        let has_spaces = matches!(parts.spelling, Spelling::Spaces(_));
+        if has_spaces {
+            spaces::check_bytes(&parts.tokens)?;
+        }
         let fingerprint = fingerprint(&parts);
         let letters = ByteLetters::new();
         let tokens = parts
             .tokens
             .iter()
-            .map(|token| read_token(&letters, token))
+            .map(|token| read_token(&letters, parts.spelling, token))
             .collect();
         let of_kinds = |kinds: &'static [TokenKind]| {
             let numbered = parts.tokens.iter().enumerate();
@@ -139,18 +167,23 @@ impl Vocabulary {
         let user_defined = Added::new(of_kinds(&[TokenKind::UserDefined]))?;
         let mut mergeable = Vocab::default();
         // Control tokens stay outside: no merge and no whole word can then make one.
-        for (id, text) in of_kinds(&[TokenKind::Normal, TokenKind::UserDefined]) {
+        for (id, text) in of_kinds(&[TokenKind::Normal, TokenKind::Byte, TokenKind::UserDefined]) {
             mergeable.entry(text.to_owned()).or_insert(id);
         }
         let bpe = BPE::builder()
             .vocab_and_merges(mergeable, parts.merges)
             .ignore_merges(parts.whole_words_first)
+            .byte_fallback(has_spaces)
             .build()
             .map_err(|error| Refusal::new("merges", quoted(&error.to_string())))?;
         Ok(Self {
             tokens,
             letters,
-            splitter: Splitter::new(parts.rule),
+            spelling: parts.spelling,
+            splitter: match parts.spelling {
+                Spelling::ByteLetters(rule) => Some(Splitter::new(rule)),
+                Spelling::Spaces(_) => None,
+            },
             bpe,
             added,
             user_defined,
@@ -235,7 +268,10 @@ impl Vocabulary {
     /// True for tokens that have no text in an answer: control tokens, and ids that stand for nothing.
     pub fn is_special(&self, id: TokenId) -> bool {
         let kind = self.token(id).map(|token| token.kind);
-        !matches!(kind, Some(TokenKind::Normal | TokenKind::UserDefined))
+        !matches!(
+            kind,
+            Some(TokenKind::Normal | TokenKind::Byte | TokenKind::UserDefined)
+        )
     }
 
     /// The spellings of all control tokens.
@@ -256,8 +292,8 @@ impl Vocabulary {
         self.tokens.get(usize::try_from(id).ok()?)
     }
 
-    /// Text without added tokens.
-    fn encode_plain(&self, text: &str, tokens: &mut Vec<TokenId>) {
+    /// Text without added tokens; `is_first` says that none stands before it either.
+    fn encode_plain(&self, text: &str, is_first: bool, tokens: &mut Vec<TokenId>) {
         let composed;
         let text = if self.compose && !text.is_ascii() {
             composed = compose(text);
@@ -265,15 +301,25 @@ impl Vocabulary {
         } else {
             text
         };
+        if let Spelling::Spaces(leading) = self.spelling {
+            self.merge(&leading.spell(text, is_first), tokens);
+        }
+        let Some(splitter) = &self.splitter else {
+            return;
+        };
         let mut spelled = String::new();
-        for word in self.splitter.words(text) {
+        for word in splitter.words(text) {
             spelled.clear();
             self.letters.spell(word.as_bytes(), &mut spelled);
-            let merged = self.bpe.tokenize(&spelled);
-            let merged =
-                merged.expect("BPE fails only on an unknown token that is not in the vocabulary");
-            tokens.extend(merged.into_iter().map(|token| token.id));
+            self.merge(&spelled, tokens);
         }
+    }
+
+    fn merge(&self, spelled: &str, tokens: &mut Vec<TokenId>) {
+        let merged = self.bpe.tokenize(spelled);
+        let merged =
+            merged.expect("BPE fails only on an unknown token that is not in the vocabulary");
+        tokens.extend(merged.into_iter().map(|token| token.id));
     }
 }
 
@@ -281,7 +327,7 @@ impl std::fmt::Debug for Vocabulary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Vocabulary")
             .field("n_tokens", &self.tokens.len())
-            .field("rule", &self.splitter.rule())
+            .field("spelling", &self.spelling)
             .field("bos_id", &self.bos_id)
             .field("eos_ids", &self.eos_ids)
             .finish_non_exhaustive()
@@ -321,7 +367,9 @@ impl<'a> Encoding<'a> {
     }
 
     fn flush(&mut self) {
-        self.vocabulary.encode_plain(&self.plain, &mut self.tokens);
+        let is_first = self.tokens.is_empty();
+        self.vocabulary
+            .encode_plain(&self.plain, is_first, &mut self.tokens);
         self.plain.clear();
     }
 
@@ -338,11 +386,15 @@ fn compose(text: &str) -> String {
     normalised.get().to_owned()
 }
 
-fn read_token(letters: &ByteLetters, token: &TokenParts) -> Token {
-    let spelled = match token.kind {
-        TokenKind::Normal => letters.read(&token.text),
-        TokenKind::Unused => Some(Vec::new()),
-        TokenKind::Control | TokenKind::UserDefined => None,
+fn read_token(letters: &ByteLetters, spelling: Spelling, token: &TokenParts) -> Token {
+    let spelled = match (token.kind, spelling) {
+        (TokenKind::Normal, Spelling::ByteLetters(_)) => letters.read(&token.text),
+        (TokenKind::Normal | TokenKind::UserDefined, Spelling::Spaces(_)) => {
+            Some(spaces::read(&token.text))
+        }
+        (TokenKind::Byte, _) => spaces::byte_of(&token.text).map(|byte| vec![byte]),
+        (TokenKind::Unused, _) => Some(Vec::new()),
+        (TokenKind::Control, _) | (TokenKind::UserDefined, Spelling::ByteLetters(_)) => None,
     };
     let bytes = spelled.unwrap_or_else(|| token.text.clone().into_bytes());
     Token {
@@ -390,7 +442,7 @@ fn fingerprint(parts: &VocabularyParts) -> [u8; 32] {
         hasher.update(bytes);
     };
     feed(b"tidemill text 1");
-    feed(parts.rule.name().as_bytes());
+    feed(parts.spelling.name().as_bytes());
     feed(&[parts.whole_words_first, parts.compose, parts.add_bos].map(u8::from));
     for id in parts.bos_id.iter().chain(&parts.eos_ids) {
         feed(&id.to_le_bytes());

@@ -92,7 +92,7 @@ fn what_is_not_known_is_refused_by_name() {
             "tokenizer.ggml.add_eos_token",
         ),
         (
-            Header::new().string("tokenizer.ggml.model", "llama"),
+            Header::new().string("tokenizer.ggml.model", "bert"),
             "tokenizer.ggml.model",
         ),
         (Header::new(), "tokenizer.ggml.model"),
@@ -106,7 +106,11 @@ fn what_is_not_known_is_refused_by_name() {
 
 #[test]
 fn token_types_match_the_tokens() {
-    for (types, problem) in [(&[1, 6][..], "6 for token 1"), (&[1][..], "1 entries")] {
+    for (types, problem) in [
+        (&[1, 7][..], "7 for token 1"),
+        (&[1, 6][..], "6 (a byte) for token 1"),
+        (&[1][..], "1 entries"),
+    ] {
         let header = Header::new()
             .string("tokenizer.ggml.model", "gpt2")
             .string("tokenizer.ggml.pre", "gpt-2")

@@ -7,11 +7,13 @@ use tidemill_core::TokenId;
 
 use crate::error::{Refusal, quoted};
 use crate::json::Fields;
+use crate::text::spaces::LeadingSpace;
 use crate::text::split::SplitRule;
+use crate::text::vocabulary::Spelling;
 
 /// What the steps come down to.
 pub(super) struct Pipeline {
-    pub(super) rule: SplitRule,
+    pub(super) spelling: Spelling,
     /// Canonical composition (NFC) before splitting.
     pub(super) compose: bool,
     /// A token that is put before every text.
@@ -19,16 +21,93 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, Refusal> {
+    /// `byte_fallback` is what the model says: it tells SentencePiece's vocabularies from byte-level ones.
+    pub(super) fn read(fields: &Fields<'_>, byte_fallback: bool) -> Result<Self, Refusal> {
         let step = |field: &str| {
             let value: Option<Value> = fields.get(field)?;
             Ok::<_, Refusal>(value.unwrap_or(Value::Null))
         };
-        Ok(Self {
-            compose: compose(&step("normalizer")?)?,
-            rule: rule(&step("pre_tokenizer")?)?,
-            bos_id: bos_id(&step("post_processor")?)?,
+        let (normalizer, pre_tokenizer) = (step("normalizer")?, step("pre_tokenizer")?);
+        let bos_id = bos_id(&step("post_processor")?)?;
+        let spaces = match byte_fallback {
+            true => Some(leading_space(&normalizer, &pre_tokenizer)?),
+            false => None,
+        };
+        Ok(match spaces {
+            Some(leading) => Self {
+                spelling: Spelling::Spaces(leading),
+                compose: false,
+                bos_id,
+            },
+            None => Self {
+                spelling: Spelling::ByteLetters(rule(&pre_tokenizer)?),
+                compose: compose(&normalizer)?,
+                bos_id,
+            },
         })
+    }
+}
+
+impl Pipeline {
+    /// Whether the normalizer would look for a token in another text than the one that spells it.
+    pub(super) fn changes(&self, token: &str) -> bool {
+        match self.spelling {
+            Spelling::ByteLetters(_) => self.compose,
+            Spelling::Spaces(LeadingSpace::EachStretch) => true,
+            Spelling::Spaces(_) => token.contains(' '),
+        }
+    }
+}
+
+/// The steps of SentencePiece's vocabularies: spaces become letters in the normalizer (Llama 2, Gemma) or, in newer files, in
+/// the pre-tokenizer.
+fn leading_space(normalizer: &Value, pre_tokenizer: &Value) -> Result<LeadingSpace, Refusal> {
+    let leading = match (
+        steps(normalizer, "normalizers").as_slice(),
+        steps(pre_tokenizer, "pretokenizers").as_slice(),
+    ) {
+        ([prepend, replace], []) if is_prepend(prepend) && is_replace(replace) => {
+            Some(LeadingSpace::EachStretch)
+        }
+        ([replace], []) if is_replace(replace) => Some(LeadingSpace::Never),
+        // It looks for spaces, of which none is left.
+        ([replace], [split]) if is_replace(replace) && is_split_at_spaces(split) => {
+            Some(LeadingSpace::Never)
+        }
+        ([], [letters]) => metaspace(letters),
+        _ => None,
+    };
+    leading.ok_or_else(|| {
+        let both = Value::Array(vec![normalizer.clone(), pre_tokenizer.clone()]);
+        let supported = "beside byte_fallback, the steps of Llama 2, Mistral and Gemma";
+        unknown("normalizer", &both, supported)
+    })
+}
+
+fn is_prepend(step: &Value) -> bool {
+    kind(step) == "Prepend" && step["prepend"].as_str() == Some("\u{2581}")
+}
+
+fn is_replace(step: &Value) -> bool {
+    kind(step) == "Replace"
+        && step["pattern"]["String"].as_str() == Some(" ")
+        && step["content"].as_str() == Some("\u{2581}")
+}
+
+fn is_split_at_spaces(step: &Value) -> bool {
+    kind(step) == "Split" && step["pattern"]["String"].as_str() == Some(" ")
+}
+
+/// Only where it does not cut words.
+fn metaspace(step: &Value) -> Option<LeadingSpace> {
+    let is_plain = kind(step) == "Metaspace"
+        && step["replacement"].as_str() == Some("\u{2581}")
+        && step["split"].as_bool() == Some(false);
+    match step["prepend_scheme"].as_str().filter(|_| is_plain)? {
+        "never" => Some(LeadingSpace::Never),
+        "first" => Some(LeadingSpace::TextWithout),
+        "always" => Some(LeadingSpace::EachStretchWithout),
+        _ => None,
     }
 }
 

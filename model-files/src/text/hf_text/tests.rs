@@ -82,7 +82,7 @@ fn other_spellings_of_the_same_thing() {
 fn what_is_not_known_is_refused_by_name() {
     let cases: &[(&str, &str, Value)] = &[
         ("/model/type", "model.type", json!("Unigram")),
-        ("/model/byte_fallback", "byte_fallback", json!(true)),
+        ("/model/byte_fallback", "normalizer", json!(true)),
         ("/model/dropout", "dropout", json!(0.1)),
         (
             "/model/end_of_word_suffix",

@@ -30,6 +30,19 @@ fn smollm_by_expression(text: &str) -> Vec<String> {
         .collect()
 }
 
+/// The four expressions of llama.cpp, one after another, each within the pieces of the former.
+fn default_by_expressions(text: &str) -> Vec<String> {
+    let gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+    let mut pieces = vec![text.to_owned()];
+    for pattern in [r"[\p{P}\$\+<=>\^~\|]+", gpt2, r"\p{N}+", "[0-9][0-9][0-9]"] {
+        let cut = pieces
+            .iter()
+            .flat_map(|piece| by_expression(pattern, piece));
+        pieces = cut.collect();
+    }
+    pieces
+}
+
 fn by_scanner(rule: SplitRule, text: &str) -> Vec<String> {
     Splitter::new(rule).words(text).map(str::to_owned).collect()
 }
@@ -51,6 +64,10 @@ fn check(text: &str) {
         by_scanner(SplitRule::SmolLm, text),
         smollm_by_expression(text)
     );
+    assert_eq!(
+        by_scanner(SplitRule::Default, text),
+        default_by_expressions(text)
+    );
 }
 
 #[test]
@@ -65,6 +82,7 @@ fn the_scanners_agree_with_the_expressions_on_chosen_texts() {
         "  \n x",
         "...!?\r\n\nnext  ...\n",
         " 1234567 12a3½Ⅷ²",
+        "x=1234+٣٤567890½123 $5.00 (a|b)^2~ «q» 12 345",
         "naïve œuvre e\u{301}te\u{301} 東京の天気 हिन्दी 🙂🚀 \u{a0}x\u{3000}y",
         "\u{0}\u{1}a\u{85}b\u{2028}c\u{200b}d",
     ] {
@@ -78,7 +96,7 @@ proptest! {
         text in proptest::collection::vec(
             prop_oneof![
                 Just(" "), Just("  "), Just("\n"), Just("\r"), Just("\t"), Just("'"), Just("s"), Just("LL"),
-                Just("re"), Just("a"), Just("é"), Just("京"), Just("7"), Just("½"), Just("."), Just("<|"), Just("🙂"),
+                Just("re"), Just("a"), Just("é"), Just("京"), Just("7"), Just("123"), Just("+"), Just("½"), Just("."), Just("<|"), Just("🙂"),
                 Just("\u{301}"), Just("\u{a0}"), Just("ſ"), Just("\u{85}"),
             ],
             0..24,
@@ -111,7 +129,8 @@ fn an_unknown_rule_is_refused_by_name() {
     let refusal = SplitRule::from_gguf("deepseek-v3").expect_err("unknown");
     assert_eq!(
         refusal.to_string(),
-        "tokenizer.ggml.pre: \"deepseek-v3\", supported: gpt-2, smollm, llama-bpe, qwen2"
+        "tokenizer.ggml.pre: \"deepseek-v3\", supported: gpt-2, smollm, llama-bpe, qwen2, default"
     );
     assert_eq!(SplitRule::from_pattern(r"\w+"), None);
+    assert_eq!(SplitRule::from_gguf("llama3"), Ok(SplitRule::Llama3));
 }

@@ -42,7 +42,7 @@ pub(in crate::text) fn byte_parts() -> VocabularyParts {
         merges: merges
             .map(|(left, right)| (spell(left.as_bytes()), spell(right.as_bytes())))
             .into(),
-        rule: SplitRule::Gpt2,
+        spelling: Spelling::ByteLetters(SplitRule::Gpt2),
         whole_words_first: false,
         compose: false,
         bos_id: Some(CONTROL),
