@@ -12,11 +12,7 @@ use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
 use tidemill_service::config;
-
-const VERSION: &str = match option_env!("TIDEMILL_REVISION") {
-    Some(revision) => revision,
-    None => concat!(env!("CARGO_PKG_VERSION"), " (revision unknown)"),
-};
+use tidemill_service::version::VERSION;
 
 /// Disaggregated LLM serving: prefill and decode on separate pools.
 #[derive(Parser, Debug)]

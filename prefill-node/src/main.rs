@@ -15,12 +15,8 @@ use tidemill_prefill_node::run;
 use tidemill_service::node_flags::{NodeFlags, NodeShape};
 use tidemill_service::node_process::Surroundings;
 use tidemill_service::running_node::RunningNode;
+use tidemill_service::version::VERSION;
 use tidemill_service::{config, node_process};
-
-const VERSION: &str = match option_env!("TIDEMILL_REVISION") {
-    Some(revision) => revision,
-    None => concat!(env!("CARGO_PKG_VERSION"), " (revision unknown)"),
-};
 
 /// Computes prompts and lends their KV to decode nodes.
 #[derive(Parser, Debug)]

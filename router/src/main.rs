@@ -20,14 +20,11 @@ use tidemill_service::discovery::StaticDiscovery;
 use tidemill_service::grpc::Fabric;
 use tidemill_service::health::Admin;
 use tidemill_service::telemetry::LogFormat;
+use tidemill_service::version::VERSION;
 use tidemill_service::{bind_guard, config, drain, telemetry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-const VERSION: &str = match option_env!("TIDEMILL_REVISION") {
-    Some(revision) => revision,
-    None => concat!(env!("CARGO_PKG_VERSION"), " (revision unknown)"),
-};
 /// How often readiness is looked at until the ready line is printed.
 const READY_PAUSE: Duration = Duration::from_millis(20);
 
