@@ -4,6 +4,7 @@
 
 use crate::bounds::HASH_BLOCK_TOKENS;
 use crate::ids::TokenId;
+use crate::planted::PlantedBug;
 
 /// Hash of one full block of tokens and of everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,6 +22,11 @@ pub fn block_hashes(
     namespace: &str,
     tokens: &[TokenId],
 ) -> Vec<BlockHash> {
+    let namespace = if PlantedBug::NamespaceForgotten.is_on() {
+        ""
+    } else {
+        namespace
+    };
     let mut seed = blake3::Hasher::new();
     seed.update(b"tidemill-block-hash-1");
     seed.update(model_fingerprint);

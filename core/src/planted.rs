@@ -28,11 +28,21 @@ pub enum PlantedBug {
     EmittedForgotten,
     /// A stream's reader leaving is not noticed by a decode node.
     ReaderLossIgnored,
+    /// The router leaves an attempt without cancelling its nodes.
+    LeftUncancelled,
+    /// The router never notices that a decode node stands still.
+    StallUnnoticed,
+    /// A rebind that was refused, or whose answer was lost, is waited for.
+    RebindLossIgnored,
+    /// Namespaces share cached prefixes.
+    NamespaceForgotten,
+    /// A later attempt's prompt log-probabilities reach the client again.
+    PromptLogprobsAgain,
 }
 
 impl PlantedBug {
     /// Every planted bug.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 16] = [
         Self::ReadOwnsNothing,
         Self::EpochUnchecked,
         Self::IncarnationUnchecked,
@@ -44,6 +54,11 @@ impl PlantedBug {
         Self::StepOwnsNothing,
         Self::EmittedForgotten,
         Self::ReaderLossIgnored,
+        Self::LeftUncancelled,
+        Self::StallUnnoticed,
+        Self::RebindLossIgnored,
+        Self::NamespaceForgotten,
+        Self::PromptLogprobsAgain,
     ];
 
     /// True when this bug is switched on in this thread.

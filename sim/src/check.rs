@@ -1,169 +1,16 @@
 //! The promises, checked after every step.
 //!
-//! A request ends exactly once; what its client was given is a prefix of the reference, and all of it when it ended
-//! well; every block of every pool has owners; whatever waits has a deadline; and when the faults are over, every
-//! pool is idle again.
+//! A request ends exactly once and waits for somebody until then; every block of every pool has owners; whatever waits
+//! has a deadline; only the present life under the present epoch acts; and when the faults are over, every pool is
+//! idle again. What clients hear is checked in `answers`, what nodes keep in `left`, what they find in `sharing`.
 
-use crate::coverage::{FaultKind, Phase};
-use crate::message::{Notice, ToClient};
+use crate::coverage::FaultKind;
 use crate::network::Process;
 use crate::occurrence::Occurrence;
 use crate::world::World;
-use std::collections::BTreeSet;
-use tidemill_core::{
-    CallId, Epoch, FailureCode, FinishReason, Incarnation, RequestId, Timestamp, TokenId,
-};
-use tidemill_router::requests::{Answer, Job};
-
-/// One request and what its client has seen.
-pub(crate) struct Tracked {
-    pub(crate) job: Job,
-    /// What an undisturbed node gives.
-    pub(crate) reference: Vec<TokenId>,
-    /// Why it ends there.
-    pub(crate) reason: FinishReason,
-    pub(crate) n_emitted: usize,
-    pub(crate) has_arrived: bool,
-    pub(crate) client_left: bool,
-    /// How often it has ended.
-    pub(crate) n_ends: u32,
-    /// Its router died, or was not there.
-    pub(crate) is_lost: bool,
-    pub(crate) phase: Option<Phase>,
-    /// Nodes that were called for it.
-    pub(crate) touched: BTreeSet<Process>,
-    pub(crate) wake_at: Option<Timestamp>,
-}
-
-impl Tracked {
-    pub(crate) fn new(job: Job, reference: Vec<TokenId>, reason: FinishReason) -> Self {
-        Self {
-            job,
-            reference,
-            reason,
-            n_emitted: 0,
-            has_arrived: false,
-            client_left: false,
-            n_ends: 0,
-            is_lost: false,
-            phase: None,
-            touched: BTreeSet::new(),
-            wake_at: None,
-        }
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.n_ends > 0 || self.is_lost
-    }
-
-    /// Its client has lost the router.
-    pub(crate) fn lose(&mut self) {
-        self.is_lost = true;
-        self.phase = None;
-    }
-
-    pub(crate) fn touch(&mut self, process: Process) {
-        self.touched.insert(process);
-        if matches!(process, Process::Prefill(_)) {
-            self.phase = Some(Phase::Queued);
-        }
-    }
-
-    /// Moves the phase on by what the router hears.
-    pub(crate) fn see(&mut self, message: &ToClient) {
-        use tidemill_decode_node::node::GenerateEvent;
-        use tidemill_prefill_node::node::PrefillEvent;
-        self.phase = match message {
-            ToClient::Prefill(PrefillEvent::Handle(_)) => Some(Phase::Offered),
-            ToClient::Prefill(PrefillEvent::FirstToken(_)) => match self.phase {
-                Some(Phase::Decoding) => Some(Phase::Decoding),
-                _ => Some(Phase::FirstToken),
-            },
-            ToClient::Generate(GenerateEvent::Accepted) => match self.phase {
-                Some(Phase::Offered) => Some(Phase::Importing),
-                // It prefills by itself.
-                None => Some(Phase::Decoding),
-                other => other,
-            },
-            ToClient::Generate(GenerateEvent::KvReady(_)) => Some(Phase::Decoding),
-            _ => self.phase,
-        };
-    }
-}
+use tidemill_core::{CallId, Epoch, Incarnation, RequestId};
 
 impl World {
-    pub(crate) fn check_answer(&mut self, request_idx: usize, answer: Answer) {
-        let request = &mut self.requests[request_idx];
-        if request.n_ends > 0 {
-            return self.violate(format!("request {request_idx} got an answer after its end"));
-        }
-        match answer {
-            Answer::Token(token) => {
-                let expected = request.reference.get(request.n_emitted).copied();
-                if token.output_idx as usize != request.n_emitted || expected != Some(token.token) {
-                    let what = format!(
-                        "request {request_idx}: output {} is {}, the reference has {expected:?}",
-                        token.output_idx, token.token
-                    );
-                    return self.violate(what);
-                }
-                request.n_emitted += 1;
-                self.outcome.n_tokens += 1;
-            }
-            Answer::Finished(finished) => {
-                request.n_ends += 1;
-                request.phase = None;
-                let is_whole = request.n_emitted == request.reference.len()
-                    && finished.n_output_tokens as usize == request.n_emitted
-                    && finished.reason == request.reason;
-                if !is_whole {
-                    let what = format!(
-                        "request {request_idx} ended well ({:?}) after {} of {} tokens",
-                        finished.reason,
-                        request.n_emitted,
-                        request.reference.len()
-                    );
-                    return self.violate(what);
-                }
-                self.outcome.n_finished += 1;
-            }
-            Answer::Failed(failure) => {
-                self.take_failure(request_idx, failure.code, &failure.message)
-            }
-            Answer::PromptLogprobs(_) => {
-                self.violate("prompt log-probabilities that nobody asked for".into())
-            }
-        }
-    }
-
-    fn take_failure(&mut self, request_idx: usize, code: FailureCode, message: &str) {
-        let now = self.now;
-        let request = &mut self.requests[request_idx];
-        request.n_ends += 1;
-        request.phase = None;
-        let is_late = request.job.deadline <= now;
-        let is_right = match code {
-            FailureCode::Cancelled => request.client_left,
-            FailureCode::DeadlineExceeded => is_late,
-            // Nothing of the load is invalid.
-            FailureCode::InvalidRequest
-            | FailureCode::ContextLengthExceeded
-            | FailureCode::NumericFault => false,
-            _ => true,
-        };
-        if !is_right {
-            self.violate(format!(
-                "request {request_idx} failed with {}: {message}",
-                code.name()
-            ));
-        }
-        if code == FailureCode::Cancelled {
-            self.outcome.n_cancelled += 1;
-        } else {
-            *self.outcome.failures.entry(code.name()).or_default() += 1;
-        }
-    }
-
     /// After every event of a request.
     pub(crate) fn check_request(&mut self, request_idx: usize) {
         let request = &self.requests[request_idx];
@@ -176,6 +23,9 @@ impl World {
         }
         if is_open && self.requests[request_idx].wake_at.is_none() {
             self.violate(format!("request {request_idx} waits without a deadline"));
+        }
+        if is_open && !self.router.has_calls(request_idx) {
+            self.violate(format!("request {request_idx} waits for nobody"));
         }
     }
 
@@ -337,8 +187,14 @@ impl World {
         }
     }
 
-    pub(crate) fn note_notice(&mut self, fault: FaultKind, notice: &Notice) {
-        self.note_attempt(fault, notice.request_id());
+    /// A fault has met every open request that has called both ends of a link.
+    pub(crate) fn note_link(&mut self, fault: FaultKind, (a, b): (Process, Process)) {
+        for request in self.requests.iter().filter(|request| !request.is_over()) {
+            let uses = |end| end == Process::Router || request.touched.contains(&end);
+            if let Some(phase) = request.phase.filter(|_| uses(a) && uses(b)) {
+                self.outcome.coverage.note(fault, phase);
+            }
+        }
     }
 
     /// A fault has met every open request that has called this process.

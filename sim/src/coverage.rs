@@ -1,5 +1,5 @@
-//! What the faults of many histories have met: a count for each kind of fault and each state of a request. A zero
-//! means that a state's way out under a fault was never tried, and fails the test that asks.
+//! What the faults of many histories have met: a count for each kind of fault and each state of a request. A small
+//! one means that a state's way out under a fault was hardly tried, and fails the test that asks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,9 +17,9 @@ pub enum FaultKind {
     CutLink,
     /// Messages on a link take up to seconds.
     SlowLink,
-    /// A single message is lost.
+    /// A question or its answer is lost, a stream breaks.
     DropMessage,
-    /// A single message arrives twice.
+    /// A question is heard twice.
     DuplicateMessage,
     /// The client leaves.
     ClientLeaves,
@@ -29,11 +29,13 @@ pub enum FaultKind {
     StallStep,
     /// A step fails as a whole.
     FailStep,
+    /// A node does nothing for a while, though its connections live.
+    StandStill,
 }
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::CrashPrefill,
         Self::CrashDecode,
         Self::CrashRouter,
@@ -45,6 +47,7 @@ impl FaultKind {
         Self::CorruptSlice,
         Self::StallStep,
         Self::FailStep,
+        Self::StandStill,
     ];
 }
 
@@ -74,8 +77,8 @@ impl Phase {
     ];
 }
 
-/// Pairs that cannot meet: once all KV has arrived, no slice moves any more.
-const IMPOSSIBLE: [(FaultKind, Phase); 1] = [(FaultKind::CorruptSlice, Phase::Decoding)];
+/// Pairs that hardly ever meet: once all KV has arrived, only slices for a former attempt still move.
+const EXCUSED: [(FaultKind, Phase); 1] = [(FaultKind::CorruptSlice, Phase::Decoding)];
 
 /// Counts over any number of histories.
 #[derive(Clone, Default, Debug, PartialEq, Eq)]
@@ -85,9 +88,9 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// A fault has happened.
-    pub(crate) fn note_fault(&mut self) {
-        self.n_faults += 1;
+    /// Faults have had their first effect.
+    pub(crate) fn add_faults(&mut self, n_faults: u64) {
+        self.n_faults += n_faults;
     }
 
     /// A fault has met a request.
@@ -95,7 +98,7 @@ impl Coverage {
         *self.counts.entry((fault, phase)).or_default() += 1;
     }
 
-    /// Faults in all.
+    /// Faults that had an effect.
     pub fn n_faults(&self) -> u64 {
         self.n_faults
     }
@@ -108,13 +111,14 @@ impl Coverage {
         self.n_faults += other.n_faults;
     }
 
-    /// Pairs that never met, though they can.
-    pub fn missing(&self) -> Vec<(FaultKind, Phase)> {
+    /// Pairs that met fewer than `least` times, though they can meet.
+    pub fn scarce(&self, least: u64) -> Vec<(FaultKind, Phase)> {
         let pairs = FaultKind::ALL
             .iter()
             .flat_map(|fault| Phase::ALL.iter().map(|phase| (*fault, *phase)));
         pairs
-            .filter(|pair| !IMPOSSIBLE.contains(pair) && !self.counts.contains_key(pair))
+            .filter(|pair| !EXCUSED.contains(pair))
+            .filter(|pair| self.counts.get(pair).is_none_or(|n| *n < least))
             .collect()
     }
 }

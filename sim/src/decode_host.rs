@@ -1,6 +1,6 @@
 //! Decode nodes of a history: questions in, effects done.
 
-use crate::message::{Notice, ToClient, ToServer};
+use crate::message::{ToClient, ToServer};
 use crate::network::{End, Process};
 use crate::rng::Rng;
 use crate::world::World;
@@ -51,6 +51,8 @@ impl World {
         if let ToServer::Generate(request, to) = message {
             self.generating.insert(call, request.spec.request_id);
             let request_id = request.spec.request_id;
+            self.note_arrived(Process::Decode(decode_idx), request_id);
+            self.note_given(Process::Decode(decode_idx), request_id);
             let held = self.decode_holds(decode_idx, request_id);
             self.decode_event(decode_idx, Event::Generate { call, request, to });
             if !held && self.decode_holds(decode_idx, request_id) {
@@ -158,7 +160,7 @@ impl World {
                 }
                 Effect::Release { exporter, lease } => {
                     if let Some(server) = self.exporter_process(&exporter) {
-                        self.send_notice(me, server, Notice::Release(lease, exporter.incarnation));
+                        self.release((me, server), lease, exporter.incarnation);
                     }
                 }
             }

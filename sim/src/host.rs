@@ -1,6 +1,7 @@
 //! A simulated machine for one node: its core, its memory, its executor. A crash takes all three; what comes back at
 //! the same address is a new life with empty memory.
 
+use crate::coverage::FaultKind;
 use crate::rng::Rng;
 use std::sync::Arc;
 use tidemill_core::{BlockIdx, Failure, FailureCode, Incarnation, KvLayout, Timestamp};
@@ -8,8 +9,8 @@ use tidemill_engine::executor::simulated::SimulatedExecutor;
 use tidemill_engine::executor::{Executor, LayerProgress, ProgressSink, StepOutput, StepPlan};
 use tidemill_kernels::memory::KvArena;
 
-/// Tokens of the simulated model.
-pub(crate) const VOCAB_SIZE: u32 = 512;
+/// Tokens of the simulated model: few, since every step weighs all of them.
+pub(crate) const VOCAB_SIZE: u32 = 128;
 
 /// One node's machine.
 pub(crate) struct Host<N> {
@@ -24,10 +25,14 @@ pub(crate) struct Host<N> {
     executor: SimulatedExecutor,
     /// When it will be woken, if nothing happens before.
     pub(crate) wake_at: Option<Timestamp>,
-    /// The next step takes far too long.
-    stalls_next: bool,
-    /// The next step fails.
-    fails_next: bool,
+    /// What spoils the next step.
+    spoilers: Vec<FaultKind>,
+    /// Its loop stands still until then; its connections live.
+    pub(crate) stands_until: Timestamp,
+    /// Standstills that have held nothing back yet.
+    pub(crate) n_fresh_stands: u64,
+    /// Requests that this life was given.
+    pub(crate) given: Vec<usize>,
     /// When the router last heard of its load.
     pub(crate) reported_at: Timestamp,
     /// A step is in flight.
@@ -38,6 +43,8 @@ pub(crate) struct Host<N> {
 
 /// A step that has begun.
 pub(crate) struct BegunStep {
+    /// Faults that it met.
+    pub(crate) spoiled_by: Vec<FaultKind>,
     /// What it takes, in microseconds.
     pub(crate) duration_us: u64,
     /// What it reports on its way, in order.
@@ -73,8 +80,10 @@ impl<N> Host<N> {
             executor: SimulatedExecutor::new(Arc::clone(&arena), VOCAB_SIZE),
             arena,
             wake_at: None,
-            stalls_next: false,
-            fails_next: false,
+            spoilers: Vec::new(),
+            stands_until: Timestamp(0),
+            n_fresh_stands: 0,
+            given: Vec::new(),
             reported_at: Timestamp(0),
             is_computing: false,
             n_digesting: 0,
@@ -86,8 +95,10 @@ impl<N> Host<N> {
         self.core = None;
         self.life += 1;
         self.wake_at = None;
-        self.stalls_next = false;
-        self.fails_next = false;
+        self.spoilers.clear();
+        self.stands_until = Timestamp(0);
+        self.n_fresh_stands = 0;
+        self.given.clear();
         self.is_computing = false;
         self.n_digesting = 0;
     }
@@ -113,12 +124,8 @@ impl<N> Host<N> {
     }
 
     /// The next step stalls, or fails.
-    pub(crate) fn spoil_next(&mut self, stalls: bool) {
-        if stalls {
-            self.stalls_next = true;
-        } else {
-            self.fails_next = true;
-        }
+    pub(crate) fn spoil_next(&mut self, kind: FaultKind) {
+        self.spoilers.push(kind);
     }
 
     /// Begins a step.
@@ -126,30 +133,24 @@ impl<N> Host<N> {
         self.is_computing = true;
         let n_tokens: usize = plan.items.iter().map(|item| item.tokens.len()).sum();
         let mut duration_us = 100 + 30 * n_tokens as u64 + rng.below(400);
-        if std::mem::take(&mut self.stalls_next) {
+        let spoiled_by = std::mem::take(&mut self.spoilers);
+        if spoiled_by.contains(&FaultKind::StallStep) {
             duration_us = rng.between(15_000_000, 90_000_000);
         }
-        if std::mem::take(&mut self.fails_next) {
-            let failure = Failure::new(FailureCode::Internal, "the step was made to fail");
-            return BegunStep {
-                duration_us,
-                progress: Vec::new(),
-                work: StepWork::Done(Err(failure)),
-            };
-        }
-        if rng.chance(300) {
-            return BegunStep {
-                duration_us,
-                progress: Vec::new(),
-                work: StepWork::Late(plan),
-            };
-        }
         let mut progress = Collect(Vec::new());
-        let result = self.executor.step(&plan, &mut progress);
+        let work = if spoiled_by.contains(&FaultKind::FailStep) {
+            let failure = Failure::new(FailureCode::Internal, "the step was made to fail");
+            StepWork::Done(Err(failure))
+        } else if rng.chance(300) {
+            StepWork::Late(plan)
+        } else {
+            StepWork::Done(self.executor.step(&plan, &mut progress))
+        };
         BegunStep {
+            spoiled_by,
             duration_us,
             progress: progress.0,
-            work: StepWork::Done(result),
+            work,
         }
     }
 

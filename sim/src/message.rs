@@ -22,6 +22,29 @@ pub(crate) enum ToServer {
     Read(ReadAsk, Incarnation),
 }
 
+impl ToServer {
+    /// The attempt that it is about.
+    pub(crate) fn request_id(&self) -> Option<RequestId> {
+        match self {
+            Self::Prefill(request, _) => Some(request.spec.request_id),
+            Self::Generate(request, _) => Some(request.spec.request_id),
+            Self::Rebind(lease, _) => Some(lease.request_id),
+            Self::Claim(claim, _) => Some(claim.request_id),
+            Self::Read(ask, _) => Some(ask.request_id),
+            Self::Renew(..) => None,
+        }
+    }
+
+    /// How long its client waits for the one answer; `None` when it opens a stream.
+    pub(crate) fn answer_us_max(&self) -> Option<u64> {
+        match self {
+            Self::Rebind(..) => Some(2_000_000),
+            Self::Renew(..) => Some(5_000_000),
+            Self::Prefill(..) | Self::Generate(..) | Self::Claim(..) | Self::Read(..) => None,
+        }
+    }
+}
+
 /// An answer within a call.
 #[derive(Clone, Debug)]
 pub(crate) enum ToClient {
@@ -49,9 +72,14 @@ impl ToClient {
             Self::Rebound(_) | Self::Renewed(_) | Self::ReadRefused(_) => true,
         }
     }
+
+    /// True when it is the one answer to a question, not part of a stream.
+    pub(crate) fn answers_question(&self) -> bool {
+        matches!(self, Self::Rebound(_) | Self::Renewed(_))
+    }
 }
 
-/// A single message without an answer.
+/// A question whose answer says nothing but that it was heard.
 #[derive(Clone, Debug)]
 pub(crate) enum Notice {
     /// Router -> any node.

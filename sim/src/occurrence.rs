@@ -2,8 +2,10 @@
 
 use crate::fault::Fault;
 use crate::host::StepWork;
+use crate::left::Place;
 use crate::message::{Notice, ToClient, ToServer};
 use crate::network::{End, Process};
+use crate::questions::Cancelling;
 use tidemill_core::kv_layout::SlicePlace;
 use tidemill_core::{CallId, ReadId, Timestamp};
 use tidemill_engine::executor::LayerProgress;
@@ -18,7 +20,14 @@ pub(crate) enum Occurrence {
     ServerLoses(CallId, End),
     /// The client of a call hears that it is lost.
     ClientLoses(CallId, End),
+    /// A question is heard once more.
+    HeardAgain(Process, CallId, Box<ToServer>),
     Notice(Process, Notice),
+    CancelAgain(Cancelling),
+    /// Long enough ago the router has left an attempt at this node.
+    MustBeGone(Place),
+    /// Whether a request still listens to this silent call.
+    CheckSilence(usize, CallId),
     Wake(End),
     WakeRequest(usize, Timestamp),
     Layers(End, LayerProgress),
@@ -43,7 +52,11 @@ impl Occurrence {
             Self::ToClient(..) => "to client",
             Self::ServerLoses(..) => "server loses",
             Self::ClientLoses(..) => "client loses",
+            Self::HeardAgain(..) => "heard again",
             Self::Notice(..) => "notice",
+            Self::CancelAgain(_) => "cancel again",
+            Self::MustBeGone(_) => "must be gone",
+            Self::CheckSilence(..) => "check silence",
             Self::Wake(_) => "wake",
             Self::WakeRequest(..) => "wake request",
             Self::Layers(..) => "layers",
@@ -71,6 +84,10 @@ impl Occurrence {
             Self::ServerLoses(call, end) | Self::ClientLoses(call, end) => {
                 format!("{name}: {call:?} {end:?}")
             }
+            Self::HeardAgain(to, call, message) => format!("{name}: {to:?} {call:?} {message:?}"),
+            Self::CancelAgain(cancel) => format!("{name}: {cancel:?}"),
+            Self::MustBeGone(place) => format!("{name}: {place:?}"),
+            Self::CheckSilence(i, call) => format!("{name}: request {i} {call:?}"),
             Self::Notice(to, notice) => format!("{name}: {to:?} {notice:?}"),
             Self::Wake(end) | Self::LoadReport(end) => format!("{name}: {end:?}"),
             Self::Layers(end, progress) => format!("{name}: {end:?} {progress:?}"),

@@ -49,9 +49,12 @@ pub(crate) fn new_core(
 
 impl World {
     pub(crate) fn ask_prefill(&mut self, prefill_idx: usize, call: CallId, message: ToServer) {
+        self.note_renewals(prefill_idx, &message);
         let event = match message {
             ToServer::Prefill(request, to) => {
                 let request_id = request.spec.request_id;
+                self.note_arrived(Process::Prefill(prefill_idx), request_id);
+                self.note_given(Process::Prefill(prefill_idx), request_id);
                 let held = self.prefill_holds(prefill_idx, request_id);
                 self.prefill_event(prefill_idx, Event::Prefill { call, request, to });
                 if !held && self.prefill_holds(prefill_idx, request_id) {
@@ -81,6 +84,21 @@ impl World {
             ToServer::Generate(..) => return,
         };
         self.prefill_event(prefill_idx, event);
+    }
+
+    /// What starts the time of a lease again.
+    fn note_renewals(&mut self, prefill_idx: usize, message: &ToServer) {
+        let me = Process::Prefill(prefill_idx);
+        match message {
+            ToServer::Renew(_, leases, _) => {
+                for lease in leases {
+                    self.note_renewed(me, lease.request_id);
+                }
+            }
+            ToServer::Rebind(lease, _) => self.note_renewed(me, lease.request_id),
+            ToServer::Claim(claim, _) => self.note_renewed(me, claim.request_id),
+            ToServer::Prefill(..) | ToServer::Read(..) | ToServer::Generate(..) => {}
+        }
     }
 
     pub(crate) fn prefill_event(&mut self, prefill_idx: usize, event: Event) {

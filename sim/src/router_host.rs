@@ -2,23 +2,26 @@
 
 use crate::coverage::FaultKind;
 use crate::decode_host::process_at;
-use crate::message::{Notice, ToClient, ToServer, to_router_generate, to_router_prefill};
-use crate::network::{End, Process};
+use crate::left::Place;
+use crate::message::{ToClient, ToServer, to_router_generate, to_router_prefill};
+use crate::network::Process;
 use crate::occurrence::Occurrence;
-use crate::prefill_host;
 use crate::world::World;
 use std::collections::BTreeMap;
-use tidemill_core::kv_layout::PROTOCOL_REVISION;
-use tidemill_core::{CallId, Failure, FailureCode, RequestId, Role, Timestamp};
+use tidemill_core::{CallId, Failure, FailureCode, RequestId, Timestamp};
 use tidemill_kv_transfer::export::LeaseRef;
-use tidemill_proto::convert::NodeDescription;
 use tidemill_router::dispatch::{Dispatch, DispatchConfig, Effect, Event, Note, Outside};
-use tidemill_router::membership::{self, BookingId, Membership, MembershipConfig};
+use tidemill_router::membership::{BookingId, Membership, MembershipConfig};
 use tidemill_router::placement::{SplitPolicy, Target};
 use tidemill_service::discovery::NodeEntry;
 
-/// Least time between two load reports of a node.
-const REPORT_GAP_US: u64 = 20_000;
+/// An open call of the router.
+struct RouterCall {
+    request_idx: usize,
+    /// Its number within the request.
+    call: CallId,
+    is_rebind: bool,
+}
 
 /// The router's present life.
 pub(crate) struct RouterHost {
@@ -28,11 +31,11 @@ pub(crate) struct RouterHost {
     pub(crate) membership: Membership,
     pub(crate) open: BTreeMap<usize, Dispatch>,
     /// Whose call it is, and under which number.
-    calls: BTreeMap<CallId, (usize, CallId)>,
+    calls: BTreeMap<CallId, RouterCall>,
     bookings: BTreeMap<(usize, CallId), BookingId>,
     /// Which nodes are watched, in which life.
-    watched: BTreeMap<NodeEntry, tidemill_core::Incarnation>,
-    membership_wake_at: Option<Timestamp>,
+    pub(crate) watched: BTreeMap<NodeEntry, tidemill_core::Incarnation>,
+    pub(crate) membership_wake_at: Option<Timestamp>,
 }
 
 impl RouterHost {
@@ -48,6 +51,18 @@ impl RouterHost {
             watched: BTreeMap::new(),
             membership_wake_at: None,
         }
+    }
+
+    /// True while somebody listens to this call.
+    pub(crate) fn listens_to(&self, number: CallId) -> bool {
+        self.calls.contains_key(&number)
+    }
+
+    /// True while a request has an open call.
+    pub(crate) fn has_calls(&self, request_idx: usize) -> bool {
+        self.calls
+            .values()
+            .any(|known| known.request_idx == request_idx)
     }
 
     /// Takes everything away; returns the requests that were open.
@@ -75,16 +90,23 @@ impl World {
 
     pub(crate) fn arrive(&mut self, request_idx: usize) {
         if !self.router.is_up {
-            self.requests[request_idx].lose();
-            return;
+            // Nobody took it in: its client comes again.
+            self.outcome.n_turned_away += 1;
+            let pause = self.rng.between(1_000, 500_000);
+            return self.after(pause, Occurrence::Arrive(request_idx));
         }
+        self.outcome.n_admitted += 1;
         let config = DispatchConfig {
             split: self.router.split,
             ..DispatchConfig::default()
         };
         let request = &mut self.requests[request_idx];
-        request.has_arrived = true;
+        request.job.deadline = self.now.plus_us(request.patience_us);
+        let leaves = request.leaves_after_us;
         let dispatch = Dispatch::new(config, request.job.clone());
+        if let Some(delay) = leaves {
+            self.after(delay, Occurrence::ClientLeaves(request_idx));
+        }
         self.router.open.insert(request_idx, dispatch);
         self.dispatch_event(request_idx, Event::Start);
     }
@@ -129,6 +151,7 @@ impl World {
         if is_ended {
             self.router.open.remove(&request_idx);
             self.forget_calls(request_idx);
+            self.leave_all_legs(request_idx);
         } else if let Some(at) = wakeup.map(|at| at.max(self.now.plus_us(1))) {
             let planned = &mut self.requests[request_idx].wake_at;
             if planned.is_none_or(|planned| at < planned) {
@@ -147,7 +170,7 @@ impl World {
                 target,
                 request,
             } => {
-                self.attempts.insert(request.spec.request_id, request_idx);
+                self.begin_attempt(request_idx, request.spec.request_id, &target);
                 let n_tokens = request.spec.n_context() as u64;
                 let message = ToServer::Prefill(request, target.incarnation);
                 self.call_node(request_idx, call, &target, n_tokens, message);
@@ -157,7 +180,7 @@ impl World {
                 target,
                 request,
             } => {
-                self.attempts.insert(request.spec.request_id, request_idx);
+                self.begin_attempt(request_idx, request.spec.request_id, &target);
                 let n_tokens = request.spec.n_context() as u64;
                 let message = ToServer::Generate(request, target.incarnation);
                 self.call_node(request_idx, call, &target, n_tokens, message);
@@ -174,14 +197,20 @@ impl World {
                     capability,
                     epoch,
                 };
+                self.leave_legs(request_idx, false, |place| {
+                    place.request_id == request_id && matches!(place.process, Process::Decode(_))
+                });
                 let message = ToServer::Rebind(lease, target.incarnation);
                 self.call_node(request_idx, call, &target, 0, message);
             }
             Effect::DropCall(call) => self.drop_router_call(request_idx, call),
             Effect::Cancel { target, request_id } => {
                 if let Some(to) = process_at(&target.address) {
-                    let notice = Notice::Cancel(request_id, target.incarnation);
-                    self.send_notice(Process::Router, to, notice);
+                    self.cancel(Place {
+                        request_id,
+                        process: to,
+                        incarnation: target.incarnation,
+                    });
                 }
             }
             Effect::Answer(answer) => self.check_answer(request_idx, answer),
@@ -216,8 +245,33 @@ impl World {
         {
             self.router.bookings.insert((request_idx, call), booking);
         }
+        let is_rebind = matches!(message, ToServer::Rebind(..));
+        let is_generate = matches!(message, ToServer::Generate(..));
         let number = self.open_call(Process::Router, server, message);
-        self.router.calls.insert(number, (request_idx, call));
+        let known = RouterCall {
+            request_idx,
+            call,
+            is_rebind,
+        };
+        self.router.calls.insert(number, known);
+        if is_generate {
+            self.listen(request_idx, number);
+        }
+    }
+
+    /// A node is called for an attempt that may be new.
+    fn begin_attempt(&mut self, request_idx: usize, request_id: RequestId, target: &Target) {
+        if self.attempts.insert(request_id, request_idx).is_none() {
+            self.requests[request_idx].first_at = None;
+        }
+        if let Some(process) = process_at(&target.address) {
+            let place = Place {
+                request_id,
+                process,
+                incarnation: target.incarnation,
+            };
+            self.begin_leg(request_idx, place);
+        }
     }
 
     fn drop_router_call(&mut self, request_idx: usize, call: CallId) {
@@ -226,7 +280,7 @@ impl World {
             .router
             .calls
             .iter()
-            .find(|(_, known)| **known == (request_idx, call));
+            .find(|(_, known)| known.request_idx == request_idx && known.call == call);
         if let Some((&number, _)) = known {
             self.router.calls.remove(&number);
             self.leave_call(number);
@@ -245,8 +299,8 @@ impl World {
             .router
             .calls
             .values()
-            .filter(|(owner, _)| *owner == request_idx)
-            .map(|(_, call)| *call)
+            .filter(|known| known.request_idx == request_idx)
+            .map(|known| known.call)
             .collect();
         for call in calls {
             self.drop_router_call(request_idx, call);
@@ -254,9 +308,13 @@ impl World {
     }
 
     pub(crate) fn answer_router(&mut self, number: CallId, message: ToClient) {
-        let Some(&(request_idx, call)) = self.router.calls.get(&number) else {
+        let Some(&RouterCall {
+            request_idx, call, ..
+        }) = self.router.calls.get(&number)
+        else {
             return;
         };
+        self.note_heard(request_idx, &message);
         if message.is_last() {
             self.router.calls.remove(&number);
             self.unbook(request_idx, call);
@@ -278,166 +336,23 @@ impl World {
     }
 
     pub(crate) fn router_loses(&mut self, number: CallId) {
-        if let Some((request_idx, call)) = self.router.calls.remove(&number) {
-            self.unbook(request_idx, call);
-            let failure = Failure::new(FailureCode::Unavailable, "the connection broke");
-            self.dispatch_event(request_idx, Event::CallLost { call, failure });
-        }
-    }
-
-    // ---- Membership -------------------------------------------------------------------------------------------
-
-    /// Discovery's list never changes: nodes come back at their addresses.
-    pub(crate) fn begin_membership(&mut self) {
-        let prefills = (0..self.prefills.len()).map(|i| NodeEntry {
-            role: Role::Prefill,
-            address: prefill_host::address(i),
-        });
-        let decodes = (0..self.decodes.len()).map(|i| NodeEntry {
-            role: Role::Decode,
-            address: crate::decode_host::address(i),
-        });
-        let entries = prefills.chain(decodes).collect();
-        self.membership_event(membership::Event::Entries(entries));
-    }
-
-    pub(crate) fn membership_event(&mut self, event: membership::Event) {
-        let effects = self.router.membership.apply(event, self.now);
-        self.do_membership(effects);
-    }
-
-    fn do_membership(&mut self, effects: Vec<membership::Effect>) {
-        for effect in effects {
-            match effect {
-                membership::Effect::Describe(entry) => {
-                    if let Some(process) = process_at(&entry.address) {
-                        let delay = self
-                            .network
-                            .delay_us(Process::Router, process, &mut self.rng);
-                        self.after(2 * delay, Occurrence::Describe(process));
-                    }
-                }
-                membership::Effect::Watch { entry, incarnation } => {
-                    self.router.watched.insert(entry.clone(), incarnation);
-                    if let Some(process) = process_at(&entry.address) {
-                        self.after(100, Occurrence::LoadReport(self.end_of(process)));
-                    }
-                }
-                membership::Effect::Unwatch(entry) => {
-                    self.router.watched.remove(&entry);
-                }
-                membership::Effect::Tell { .. } => {}
-            }
-        }
-        if let Some(at) = self.router.membership.next_wakeup() {
-            let at = at.max(self.now.plus_us(1));
-            if self
-                .router
-                .membership_wake_at
-                .is_none_or(|planned| at < planned || planned <= self.now)
-            {
-                self.router.membership_wake_at = Some(at);
-                self.schedule
-                    .push(at, Occurrence::Describe(Process::Router));
-            }
-        }
-    }
-
-    fn entry_of(&self, process: Process) -> NodeEntry {
-        match process {
-            Process::Prefill(i) => NodeEntry {
-                role: Role::Prefill,
-                address: prefill_host::address(i),
-            },
-            Process::Decode(i) => NodeEntry {
-                role: Role::Decode,
-                address: crate::decode_host::address(i),
-            },
-            Process::Router => unreachable!("the router describes others"),
-        }
-    }
-
-    /// A describe is answered; for the router itself: membership's time has come.
-    pub(crate) fn describe(&mut self, process: Process) {
-        if !self.router.is_up {
+        let Some(known) = self.router.calls.remove(&number) else {
             return;
-        }
-        if process == Process::Router {
-            self.router.membership_wake_at = None;
-            return self.membership_event(membership::Event::Tick);
-        }
-        let is_reached = self.is_running(process) && self.network.is_up(Process::Router, process);
-        let result = if is_reached {
-            Ok(self.description(process))
+        };
+        let RouterCall {
+            request_idx, call, ..
+        } = known;
+        self.unbook(request_idx, call);
+        let failure = Failure::new(FailureCode::Unavailable, "the connection broke");
+        let event = if known.is_rebind {
+            // The driver asks with a deadline and always has an answer.
+            Event::Rebound {
+                call,
+                result: Err(failure),
+            }
         } else {
-            Err("nobody answers".to_owned())
+            Event::CallLost { call, failure }
         };
-        let entry = self.entry_of(process);
-        self.membership_event(membership::Event::Described { entry, result });
-    }
-
-    fn description(&self, process: Process) -> NodeDescription {
-        let (role, index, incarnation) = match process {
-            Process::Prefill(i) => (Role::Prefill, i, self.prefills[i].incarnation),
-            Process::Decode(i) => (Role::Decode, i, self.decodes[i].incarnation),
-            Process::Router => unreachable!("the router describes others"),
-        };
-        NodeDescription {
-            node_id: tidemill_core::NodeId::new(format!("{}-{index}", role.name())).expect("valid"),
-            incarnation,
-            role,
-            model_name: "simulated".into(),
-            model_fingerprint: self.layout.model_fingerprint,
-            text_fingerprint: [2; 32],
-            layout_fingerprint: self.layout.fingerprint(),
-            protocol_revision: PROTOCOL_REVISION,
-            vocab_size: prefill_host::facts(&self.layout).vocab_size,
-            context_length: prefill_host::facts(&self.layout).context_length,
-            endpoints: Vec::new(),
-            version: "simulated".into(),
-        }
-    }
-
-    /// Load reports flow a while after something has changed, never in a flood.
-    pub(crate) fn report_load_soon(&mut self, end: End) {
-        let reported_at = match end.process {
-            Process::Prefill(i) => &mut self.prefills[i].reported_at,
-            Process::Decode(i) => &mut self.decodes[i].reported_at,
-            Process::Router => return,
-        };
-        if *reported_at <= self.now {
-            *reported_at = self.now.plus_us(REPORT_GAP_US);
-            self.schedule
-                .push(*reported_at, Occurrence::LoadReport(end));
-        }
-    }
-
-    pub(crate) fn report_load(&mut self, process: Process) {
-        let entry = self.entry_of(process);
-        let is_watched = self.router.is_up && self.router.watched.contains_key(&entry);
-        if !is_watched || !self.network.is_up(Process::Router, process) {
-            return;
-        }
-        let report = match process {
-            Process::Prefill(i) => self.prefills[i]
-                .core
-                .as_mut()
-                .map(|core| core.load_report()),
-            Process::Decode(i) => self.decodes[i].core.as_mut().map(|core| core.load_report()),
-            Process::Router => None,
-        };
-        if let Some(report) = report {
-            self.membership_event(membership::Event::Reported { entry, report });
-        }
-    }
-
-    /// The router's watches of a process end.
-    pub(crate) fn end_watch(&mut self, process: Process) {
-        let entry = self.entry_of(process);
-        if let Some(incarnation) = self.router.watched.remove(&entry)
-            && self.router.is_up
-        {
-            self.membership_event(membership::Event::WatchEnded { entry, incarnation });
-        }
+        self.dispatch_event(request_idx, event);
     }
 }

@@ -1,6 +1,7 @@
 //! Slices on their way: real bytes, copied out of one arena and into another at points in time, slice by slice,
 //! so that whatever writes in between shows.
 
+use crate::calls::BREAK_PER_MILLE;
 use crate::coverage::FaultKind;
 use crate::decode_host::{process_at, unreachable};
 use crate::message::{ToClient, ToServer};
@@ -112,11 +113,13 @@ impl World {
         arena
             .copy_out(at(place.slice, &place), &mut bytes)
             .expect("the core grants blocks of its pool");
-        if self.now < self.corrupts_until && self.rng.chance(200) {
+        let about = Some(transfer.request_id);
+        if self.strikes(FaultKind::CorruptSlice, 100, about) {
             let byte_idx = usize::try_from(self.rng.below(bytes.len() as u64)).expect("an index");
             bytes[byte_idx] ^= 1 << self.rng.below(8);
-            let request_id = transfer.request_id;
-            self.note_attempt(FaultKind::CorruptSlice, request_id);
+        }
+        if self.strikes(FaultKind::DropMessage, BREAK_PER_MILLE, about) {
+            return self.break_call(call);
         }
         if let Some(arrives) = self.network.reach_client(call, self.now, &mut self.rng) {
             self.schedule

@@ -1,12 +1,13 @@
 //! The deployment, the load and the faults of a history, drawn from its seed. Pools are small on purpose: waiting for
 //! blocks and preemption have to happen.
 
-use crate::check::Tracked;
+use crate::answers::Tracked;
 use crate::coverage::FaultKind;
-use crate::fault::Fault;
+use crate::fault::{Fault, Window};
 use crate::host::Host;
 use crate::network::Network;
 use crate::occurrence::Occurrence;
+use crate::reference::run_alone;
 use crate::rng::Rng;
 use crate::router_host::RouterHost;
 use crate::schedule::Schedule;
@@ -14,8 +15,7 @@ use crate::world::{BEGINNING, Outcome, SimConfig, World};
 use crate::{decode_host, prefill_host};
 use std::collections::BTreeMap;
 use tidemill_core::{
-    FinishReason, KvDtype, KvLayout, LogprobSpec, SamplingParams, StopConditions, Timestamp,
-    TokenId,
+    FinishReason, KvDtype, KvLayout, LogprobSpec, SamplingParams, StopConditions, TokenId,
 };
 use tidemill_engine::executor::simulated::SimulatedModel;
 use tidemill_engine::scheduler::SchedulerConfig;
@@ -24,11 +24,13 @@ use tidemill_router::requests::Job;
 
 /// Longest prompt.
 const PROMPT_TOKENS_MAX: u64 = 90;
+/// Prefixes are shared within each of them.
+const NAMESPACES: [&str; 3] = ["", "", "tenant"];
 /// Longest output.
 const OUTPUT_TOKENS_MAX: u64 = 24;
 /// Longest time between two requests of a burst, and between two bursts.
 const BURST_GAP_US: u64 = 2_000;
-const PAUSE_US: u64 = 1_000_000;
+const PAUSE_US: u64 = 5_000_000;
 /// How often a request begins a new burst, per mille.
 const BURST_PER_MILLE: u64 = 120;
 
@@ -61,9 +63,11 @@ impl World {
             transfers: BTreeMap::new(),
             claims: BTreeMap::new(),
             renewals: BTreeMap::new(),
-            drops_until: Timestamp(0),
-            doubles_until: Timestamp(0),
-            corrupts_until: Timestamp(0),
+            is_settling: false,
+            drops: Window::default(),
+            doubles: Window::default(),
+            corrupts: Window::default(),
+            legs: BTreeMap::new(),
             generating: BTreeMap::new(),
             rebinding: BTreeMap::new(),
             epochs: BTreeMap::new(),
@@ -120,23 +124,29 @@ impl World {
             at_us += self.rng.below(gap_us);
             arrivals.push(at_us);
             let at = BEGINNING.plus_us(at_us);
-            let request = self.draw_request(&model, &prefixes, at);
-            self.requests.push(request);
-            self.schedule.push(at, Occurrence::Arrive(request_idx));
+            let mut request = self.draw_request(&model, &prefixes);
             if self.rng.chance(120) {
                 // Early or late in its life: it takes some ten milliseconds.
                 let longest = self.rng.pick(&[300, 3_000, 30_000, 300_000]);
-                let leaves = at.plus_us(self.rng.below(longest));
-                self.schedule
-                    .push(leaves, Occurrence::ClientLeaves(request_idx));
+                request.leaves_after_us = Some(self.rng.below(longest));
             }
+            self.requests.push(request);
+            self.schedule.push(at, Occurrence::Arrive(request_idx));
         }
         for _ in 0..self.config.n_faults {
             // Faults strike where there is work: some milliseconds after a request has come.
             let fault_at = BEGINNING.plus_us(self.rng.pick(&arrivals) + self.rng.below(20_000));
-            let kind = self.rng.pick(&FaultKind::ALL);
-            let fault = Fault { kind };
+            let kind = self.draw_fault();
+            let fault = Fault { kind, n_misses: 0 };
             self.schedule.push(fault_at, Occurrence::Fault(fault));
+        }
+    }
+
+    /// A router's death takes all of its requests along: it comes half as often as the others.
+    fn draw_fault(&mut self) -> FaultKind {
+        match self.rng.pick(&FaultKind::ALL) {
+            FaultKind::CrashRouter if self.rng.chance(500) => FaultKind::CorruptSlice,
+            kind => kind,
         }
     }
 
@@ -147,12 +157,7 @@ impl World {
             .collect()
     }
 
-    fn draw_request(
-        &mut self,
-        model: &SimulatedModel,
-        prefixes: &[Vec<TokenId>],
-        at: Timestamp,
-    ) -> Tracked {
+    fn draw_request(&mut self, model: &SimulatedModel, prefixes: &[Vec<TokenId>]) -> Tracked {
         let n_tokens = self.rng.between(1, PROMPT_TOKENS_MAX);
         let mut prompt = self.draw_tokens(n_tokens);
         if self.rng.chance(500) {
@@ -190,17 +195,44 @@ impl World {
         };
         let job = Job {
             prompt,
-            namespace: String::new(),
+            namespace: self.rng.pick(&NAMESPACES).to_owned(),
             sampling,
             stop: StopConditions {
                 max_tokens,
                 min_tokens: 0,
                 stop_token_ids,
             },
-            logprobs: LogprobSpec::default(),
-            deadline: at.plus_us(patience_us),
+            logprobs: self.draw_logprobs(max_tokens),
+            deadline: BEGINNING.plus_us(patience_us),
             traceparent: String::new(),
         };
-        Tracked::new(job, reference, reason)
+        let exact = (job.logprobs != LogprobSpec::default()).then(|| run_alone(&job, &self.layout));
+        if let Some(exact) = &exact {
+            let tokens = exact.output.iter().map(|token| token.token);
+            assert!(
+                tokens.eq(reference.iter().copied()),
+                "a lone node and the model without memory agree"
+            );
+        }
+        Tracked {
+            exact,
+            patience_us,
+            ..Tracked::new(job, reference, reason)
+        }
+    }
+
+    fn draw_logprobs(&mut self, max_tokens: u32) -> LogprobSpec {
+        let mut draw_top = |per_mille| {
+            let n_top = u32::try_from(self.rng.below(4)).expect("few");
+            self.rng.chance(per_mille).then_some(n_top)
+        };
+        // Dispatch does not hold a decode node's first token back until the prefill node has told the prompt's.
+        let prompt_per_mille = if max_tokens < 2 { 700 } else { 0 };
+        let (output_top, prompt_top) = (draw_top(200), draw_top(prompt_per_mille));
+        LogprobSpec {
+            output_top,
+            prompt_top,
+            logits_digest: self.rng.chance(100),
+        }
     }
 }

@@ -3,10 +3,11 @@
 //! `run` draws a deployment, a load and faults from the seed, lets everything happen in order of virtual time, checks
 //! every invariant after each step, then ends all faults and waits until the pools are idle again.
 
-use crate::check::Tracked;
-use crate::coverage::{Coverage, FaultKind};
+use crate::answers::Tracked;
+use crate::coverage::Coverage;
+use crate::fault::Window;
 use crate::host::{Host, StepWork};
-use crate::message::{Notice, ToClient, ToServer};
+use crate::left::{Leg, Place};
 use crate::network::{End, Network, Process};
 use crate::occurrence::Occurrence;
 use crate::rng::Rng;
@@ -42,16 +43,22 @@ pub struct Outcome {
     pub coverage: Coverage,
     /// Occurrences.
     pub n_events: u64,
+    /// Requests that the router took in.
+    pub n_admitted: u64,
+    /// Times that a client found no router, and came again.
+    pub n_turned_away: u64,
     /// Requests that got every token of the reference.
     pub n_finished: u64,
     /// Requests that ended with an error, and what it said how often.
     pub failures: BTreeMap<&'static str, u64>,
     /// Requests whose client left.
     pub n_cancelled: u64,
-    /// Requests whose router died.
+    /// Requests whose router died after it had taken them in.
     pub n_lost: u64,
     /// Output tokens given.
     pub n_tokens: u64,
+    /// Prompt log-probabilities given.
+    pub n_prompt_logprobs: u64,
     /// What the router counted.
     pub notes: BTreeMap<&'static str, u64>,
     /// A hash over every occurrence: equal for equal seeds.
@@ -89,11 +96,16 @@ pub(crate) struct World {
     pub(crate) transfers: BTreeMap<CallId, Transfer>,
     pub(crate) claims: BTreeMap<CallId, decode::ClaimId>,
     pub(crate) renewals: BTreeMap<CallId, decode::Exporter>,
-    /// Single messages are lost (or doubled) until then.
-    pub(crate) drops_until: Timestamp,
-    pub(crate) doubles_until: Timestamp,
-    /// Slices in flight arrive with one byte changed until then.
-    pub(crate) corrupts_until: Timestamp,
+    /// The faults are over.
+    pub(crate) is_settling: bool,
+    /// While it is open questions are lost and streams break.
+    pub(crate) drops: Window,
+    /// While it is open questions are heard twice.
+    pub(crate) doubles: Window,
+    /// While it is open slices in flight arrive with one byte changed.
+    pub(crate) corrupts: Window,
+    /// Nodes that may hold something of an attempt.
+    pub(crate) legs: BTreeMap<Place, Leg>,
     /// The attempt behind a call at a decode node.
     pub(crate) generating: BTreeMap<CallId, RequestId>,
     /// Rebinds on their way, and the epoch that counts since the last one that was granted.
@@ -152,11 +164,16 @@ impl World {
                 return;
             }
             self.happen(occurrence);
+            let n_struck = self.network.take_struck();
+            self.outcome.coverage.add_faults(n_struck);
         }
     }
 
     fn happen(&mut self, occurrence: Occurrence) {
         self.note_occurrence(&occurrence);
+        let Some(occurrence) = self.hold_back(occurrence) else {
+            return;
+        };
         match occurrence {
             Occurrence::Arrive(request_idx) => self.arrive(request_idx),
             Occurrence::ClientLeaves(request_idx) => self.client_leaves(request_idx),
@@ -164,7 +181,15 @@ impl World {
             Occurrence::ToClient(call, message) => self.reach_client(call, *message),
             Occurrence::ServerLoses(call, server) => self.server_loses(call, server),
             Occurrence::ClientLoses(call, client) => self.client_loses(call, client),
+            Occurrence::HeardAgain(process, call, message) => {
+                if self.is_running(process) {
+                    self.hear(process, call, *message);
+                }
+            }
             Occurrence::Notice(process, notice) => self.take_notice(process, notice),
+            Occurrence::CancelAgain(cancel) => self.try_cancel(cancel),
+            Occurrence::MustBeGone(place) => self.check_gone(place),
+            Occurrence::CheckSilence(request_idx, call) => self.check_silence(request_idx, call),
             Occurrence::Wake(end) if self.is_alive(end) => self.wake(end),
             Occurrence::WakeRequest(request_idx, at) => self.wake_request(request_idx, at),
             Occurrence::Layers(end, progress) if self.is_alive(end) => self.layers(end, progress),
@@ -180,7 +205,7 @@ impl World {
             Occurrence::Describe(process) => self.describe(process),
             Occurrence::Fault(fault) => self.inflict(fault),
             Occurrence::Restart(process) => self.restart(process),
-            Occurrence::Heal(a, b) => self.network.heal(a, b),
+            Occurrence::Heal(a, b) => self.network.heal(a, b, self.now),
             // Of a life that is over.
             Occurrence::Wake(_)
             | Occurrence::Layers(..)
@@ -220,182 +245,6 @@ impl World {
             Process::Router => self.router.is_up,
             Process::Prefill(i) => self.prefills[i].core.is_some(),
             Process::Decode(i) => self.decodes[i].core.is_some(),
-        }
-    }
-
-    // ---- Calls --------------------------------------------------------------------------------------------
-
-    /// Opens a call. Nobody there, or a cut link: the client hears of it later.
-    pub(crate) fn open_call(
-        &mut self,
-        client: Process,
-        server: Process,
-        message: ToServer,
-    ) -> CallId {
-        let (client, server) = (self.end_of(client), self.end_of(server));
-        let (call, at) = self.network.open(client, server, self.now, &mut self.rng);
-        if !self.is_running(server.process) {
-            let delay = self.rng.between(50, 2_000);
-            self.after(delay, Occurrence::ClientLoses(call, client));
-        } else if !self.network.is_up(client.process, server.process) {
-            self.after(2_000_000, Occurrence::ClientLoses(call, client));
-        } else {
-            self.schedule
-                .push(at, Occurrence::ToServer(call, Box::new(message)));
-        }
-        call
-    }
-
-    /// Sends an answer; into nowhere when the call is over.
-    pub(crate) fn answer(&mut self, call: CallId, message: ToClient) {
-        if let Some(at) = self.network.reach_client(call, self.now, &mut self.rng) {
-            self.schedule
-                .push(at, Occurrence::ToClient(call, Box::new(message)));
-        }
-    }
-
-    /// The client listens no more.
-    pub(crate) fn leave_call(&mut self, call: CallId) {
-        let Some(open) = self.network.call(call) else {
-            return;
-        };
-        if let Some(at) = self.network.leave(call, self.now, &mut self.rng) {
-            self.schedule
-                .push(at, Occurrence::ServerLoses(call, open.server));
-        }
-    }
-
-    /// The connection under a call breaks; each side hears of it in its own time.
-    pub(crate) fn break_call(&mut self, call: CallId) {
-        let Some(open) = self.network.close(call) else {
-            return;
-        };
-        let delay = self.break_delay_us();
-        self.after(delay, Occurrence::ServerLoses(call, open.server));
-        if !open.client_gone {
-            let delay = self.break_delay_us();
-            self.after(delay, Occurrence::ClientLoses(call, open.client));
-        }
-    }
-
-    /// A reset is heard at once, a silent loss by the missing PING.
-    fn break_delay_us(&mut self) -> u64 {
-        if self.rng.chance(700) {
-            self.rng.between(20, 2_000)
-        } else {
-            self.rng.between(1_000_000, 10_000_000)
-        }
-    }
-
-    fn reach_server(&mut self, call: CallId, message: ToServer) {
-        let Some(open) = self.network.call(call) else {
-            return;
-        };
-        match open.server.process {
-            Process::Prefill(i) => self.ask_prefill(i, call, message),
-            Process::Decode(i) => self.ask_decode(i, call, message),
-            Process::Router => {}
-        }
-    }
-
-    fn reach_client(&mut self, call: CallId, message: ToClient) {
-        let Some(open) = self.network.call(call) else {
-            return;
-        };
-        if message.is_last() {
-            self.network.close(call);
-            // The server hears of the end of its own answer too, as a no-op.
-            self.after(10, Occurrence::ServerLoses(call, open.server));
-        }
-        if open.client_gone {
-            return;
-        }
-        match open.client.process {
-            Process::Router => self.answer_router(call, message),
-            Process::Decode(i) => self.answer_decode(i, call, message),
-            Process::Prefill(_) => {}
-        }
-    }
-
-    fn server_loses(&mut self, call: CallId, server: End) {
-        self.network.close(call);
-        if !self.is_alive(server) {
-            return;
-        }
-        match server.process {
-            Process::Prefill(i) => {
-                self.end_lent_read(i, call);
-                self.prefill_event(i, prefill::Event::CallEnded { call });
-            }
-            Process::Decode(i) => {
-                self.decode_event(i, decode::Event::CallEnded { call });
-                self.check_abandoned(i, call);
-            }
-            Process::Router => {}
-        }
-    }
-
-    fn client_loses(&mut self, call: CallId, client: End) {
-        self.network.close(call);
-        if !self.is_alive(client) {
-            return;
-        }
-        match client.process {
-            Process::Router => self.router_loses(call),
-            Process::Decode(i) => self.decode_loses(i, call),
-            Process::Prefill(_) => {}
-        }
-    }
-
-    // ---- Single messages ------------------------------------------------------------------------------------
-
-    /// Sends a single message: it may be lost, doubled and late. A lost cancel is sent again by its driver.
-    pub(crate) fn send_notice(&mut self, from: Process, to: Process, notice: Notice) {
-        let is_lost = self.now < self.drops_until && self.rng.chance(600);
-        if is_lost {
-            self.note_notice(FaultKind::DropMessage, &notice);
-        }
-        if is_lost || !self.network.is_up(from, to) {
-            // The driver of a cancel asks again until the life that is meant has heard it or is over.
-            if let Notice::Cancel(_, incarnation) = notice
-                && self.incarnation_of(to) == Some(incarnation)
-            {
-                self.after(1_000_000, Occurrence::Notice(to, notice));
-            }
-            return;
-        }
-        let delay = self.network.delay_us(from, to, &mut self.rng);
-        if self.now < self.doubles_until && self.rng.chance(600) {
-            self.note_notice(FaultKind::DuplicateMessage, &notice);
-            let later = delay + self.rng.between(1, 3_000_000);
-            self.after(later, Occurrence::Notice(to, notice.clone()));
-        }
-        self.after(delay, Occurrence::Notice(to, notice));
-    }
-
-    fn take_notice(&mut self, to: Process, notice: Notice) {
-        match (to, notice) {
-            (Process::Prefill(i), Notice::Cancel(request_id, to)) => {
-                let held = self.prefill_holds(i, request_id);
-                self.prefill_event(i, prefill::Event::Cancel { request_id, to });
-                let holds = self.prefill_holds(i, request_id);
-                self.check_cancelled(Process::Prefill(i), to, (held, holds));
-            }
-            (Process::Prefill(i), Notice::Release(lease, to)) => {
-                let held = self.prefill_holds(i, lease.request_id);
-                self.prefill_event(i, prefill::Event::Release { lease, to });
-                let holds = self.prefill_holds(i, lease.request_id);
-                if held && !holds {
-                    self.check_right(Process::Prefill(i), to, (lease.request_id, lease.epoch));
-                }
-            }
-            (Process::Decode(i), Notice::Cancel(request_id, to)) => {
-                let held = self.decode_holds(i, request_id);
-                self.decode_event(i, decode::Event::Cancel { request_id, to });
-                let holds = self.decode_holds(i, request_id);
-                self.check_cancelled(Process::Decode(i), to, (held, holds));
-            }
-            _ => {}
         }
     }
 
@@ -463,6 +312,10 @@ impl World {
 
     /// Schedules what a begun step reports and its end.
     pub(crate) fn schedule_step(&mut self, end: End, step_id: u64, begun: crate::host::BegunStep) {
+        for kind in begun.spoiled_by {
+            self.outcome.coverage.add_faults(1);
+            self.note_process(kind, end.process);
+        }
         let n_reports = begun.progress.len() as u64 + 1;
         for (report_idx, progress) in begun.progress.into_iter().enumerate() {
             let at = begun.duration_us * (report_idx as u64 + 1) / n_reports;

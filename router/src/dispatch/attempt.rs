@@ -5,6 +5,7 @@
 
 use super::event::Effect;
 use crate::placement::{Candidate, Target};
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{CallId, KvHandle, RequestId, SampledToken, Timestamp};
 
 /// A call to a node, and what the node may hold because of it.
@@ -126,7 +127,7 @@ impl Attempt {
 }
 
 fn leave(request_id: RequestId, leg: &Leg, effects: &mut Vec<Effect>) {
-    if leg.is_held {
+    if leg.is_held && !PlantedBug::LeftUncancelled.is_on() {
         effects.push(Effect::Cancel {
             target: leg.target.clone(),
             request_id,

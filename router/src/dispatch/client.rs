@@ -5,6 +5,7 @@
 use super::event::Effect;
 use super::{Dispatch, Side, count, n_prompt_logprobs};
 use crate::requests::{self, Answer, PromptLogprob};
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{Failure, FinishReason, SampledToken};
 
 impl Dispatch {
@@ -34,10 +35,12 @@ impl Dispatch {
         if n_now > n_prompt_logprobs(&self.job) {
             return self.violate(side, "more prompt log-probabilities than were asked for");
         }
-        let new: Vec<_> = entries
-            .into_iter()
-            .skip(n_known.saturating_sub(n_before))
-            .collect();
+        let n_again = if PlantedBug::PromptLogprobsAgain.is_on() {
+            0
+        } else {
+            n_known.saturating_sub(n_before)
+        };
+        let new: Vec<_> = entries.into_iter().skip(n_again).collect();
         if !new.is_empty() {
             self.n_prompt_logprobs += new.len();
             self.effects

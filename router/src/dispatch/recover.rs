@@ -8,6 +8,7 @@
 use super::event::{Effect, Note, Outcome, Outside};
 use super::{Dispatch, Side, deadline_passed};
 use crate::placement::{Target, Unplaced, best_decode};
+use tidemill_core::planted::PlantedBug;
 use tidemill_core::{CallId, Epoch, Failure, FailureCode, FinishReason, Timestamp};
 
 impl Dispatch {
@@ -120,6 +121,7 @@ impl Dispatch {
         self.live().rebinding = None;
         match result {
             Ok(()) => self.call_importer(outside),
+            Err(_) if PlantedBug::RebindLossIgnored.is_on() => {}
             Err(failure) => {
                 self.report_failure(Side::Prefill, failure.code);
                 let target = self.leg(Side::Prefill).target.clone();
@@ -234,6 +236,9 @@ impl Dispatch {
     pub(super) fn stall_at(&self) -> Option<Timestamp> {
         let attempt = self.attempt.as_ref()?;
         let leg = attempt.decode.as_ref().filter(|leg| leg.is_open)?;
+        if PlantedBug::StallUnnoticed.is_on() {
+            return None;
+        }
         if leg.n_tokens > 0 {
             return Some(leg.heard_at.plus_us(self.config.gap_us_max));
         }
