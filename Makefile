@@ -40,6 +40,7 @@ test-needs: model
 test: test-needs ## every test, sampled to fit about 20 minutes on 2 cores
 	cargo build --workspace --locked --bins --tests
 	cargo test --workspace --locked --no-fail-fast
+	@cat "$${CARGO_TARGET_DIR:-target}/tmp/sim-coverage.txt"
 
 soak: test-needs ## the long form of every sampled check; writes docs/soak.md
 	cargo build --workspace --locked --bins --tests
