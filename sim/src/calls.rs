@@ -3,8 +3,8 @@
 //! TCP keeps the order and the wholeness of a stream, so within one no message is lost, doubled or overtaken: the
 //! stream breaks, after any message, and each side hears of it in its own time. A question with one answer (rebind,
 //! renew) can be lost on its way there, or be heard while its answer is lost; its client waits for its deadline. It
-//! can also be heard twice, as when somebody between repeats it; its client hears the first answer. A whole connection breaks with every call on it
-//! (`fault`: cut links and crashes). Load reports are told at once: they carry no promise.
+//! can also be heard twice, as when somebody between repeats it; its client hears the first answer. A connection
+//! breaks with every call on it (`fault`: cut links and crashes). Load reports are told at once: they promise nothing.
 
 use crate::coverage::FaultKind;
 use crate::message::{ToClient, ToServer};
