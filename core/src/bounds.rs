@@ -8,6 +8,8 @@ pub const HASH_BLOCK_TOKENS: usize = 16;
 pub const TOP_LOGPROBS_MAX: u32 = 20;
 /// Most stop token ids in a request.
 pub const STOP_TOKENS_MAX: usize = 64;
+/// Most stop tokens of a sequence: the client's, and the model's own beside them.
+pub const SEQUENCE_STOP_TOKENS_MAX: usize = 2 * STOP_TOKENS_MAX;
 /// Most tokens (prompt and output) in a sequence, whatever the model says.
 pub const SEQUENCE_TOKENS_MAX: u32 = 1 << 20;
 /// Largest temperature.

@@ -100,11 +100,11 @@ impl SequenceSpec {
                 self.emitted.len()
             )));
         }
-        if self.stop.stop_token_ids.len() > bounds::STOP_TOKENS_MAX {
+        if self.stop.stop_token_ids.len() > bounds::SEQUENCE_STOP_TOKENS_MAX {
             return Err(invalid(format!(
                 "stop_token_ids has {} entries; at most {} are allowed",
                 self.stop.stop_token_ids.len(),
-                bounds::STOP_TOKENS_MAX
+                bounds::SEQUENCE_STOP_TOKENS_MAX
             )));
         }
         let fields = [

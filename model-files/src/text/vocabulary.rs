@@ -108,6 +108,7 @@ pub struct Vocabulary {
     bos_id: Option<TokenId>,
     add_bos: bool,
     eos_ids: Vec<TokenId>,
+    longest_token_bytes: usize,
     fingerprint: [u8; 32],
 }
 
@@ -152,11 +153,12 @@ impl Vocabulary {
         }
         let fingerprint = fingerprint(&parts);
         let letters = ByteLetters::new();
-        let tokens = parts
+        let tokens: Vec<Token> = parts
             .tokens
             .iter()
             .map(|token| read_token(&letters, parts.spelling, token))
             .collect();
+        let longest = tokens.iter().map(|token| token.bytes.len()).max();
         let of_kinds = |kinds: &'static [TokenKind]| {
             let numbered = parts.tokens.iter().enumerate();
             numbered
@@ -191,6 +193,7 @@ impl Vocabulary {
             bos_id: parts.bos_id,
             add_bos: parts.add_bos,
             eos_ids: parts.eos_ids,
+            longest_token_bytes: longest.unwrap_or(0),
             fingerprint,
         })
     }
@@ -248,6 +251,11 @@ impl Vocabulary {
     /// One more than the largest id that has a meaning. A model may have more rows, as padding.
     pub fn vocab_size(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Bytes of the token that spells most: a text of n bytes has about n by this many tokens, or more.
+    pub fn longest_token_bytes(&self) -> usize {
+        self.longest_token_bytes
     }
 
     /// Tokens that end an answer, ascending.

@@ -7,7 +7,7 @@
 use super::error::{ApiError, shown};
 use super::fields::{Fields, check_length, wrong_type};
 use super::json::parse_object;
-use super::request::Common;
+use super::request::{Common, max_tokens_field};
 use super::unsupported;
 use crate::text::prompt::{Message, Role};
 use serde_json::Value;
@@ -39,10 +39,11 @@ pub fn parse_chat(body: &[u8]) -> Result<ChatRequest, ApiError> {
     unsupported::check_chat(&fields)?;
     let common = Common::read(&fields)?;
     if common.max_tokens == Some(0) {
+        let field = max_tokens_field(&fields);
         return Err(ApiError::invalid(
-            "max_tokens",
+            field,
             format!(
-                "max_tokens is 0; a chat needs 1 to {}",
+                "{field} is 0; a chat needs 1 to {}",
                 bounds::SEQUENCE_TOKENS_MAX
             ),
         ));
@@ -252,5 +253,8 @@ mod tests {
     fn b018_a_chat_of_no_tokens_is_refused() {
         let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0});
         assert_eq!(param(parse(&body)), "max_tokens");
+        let body =
+            json!({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0});
+        assert_eq!(param(parse(&body)), "max_completion_tokens");
     }
 }

@@ -7,7 +7,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, check_length, wrong_type};
 use super::json::parse_object;
-use super::request::{Common, read_token_ids};
+use super::request::{Common, max_tokens_field, read_token_ids};
 use super::unsupported;
 use crate::text::prompt::Prompt;
 use serde_json::Value;
@@ -48,9 +48,10 @@ pub fn parse_completion(body: &[u8]) -> Result<CompletionRequest, ApiError> {
     let common = Common::read(&fields)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     if common.max_tokens == Some(0) && !echo {
+        let field = max_tokens_field(&fields);
         return Err(ApiError::invalid(
-            "max_tokens",
-            "max_tokens is 0; without \"echo\": true at least 1 is needed",
+            field,
+            format!("{field} is 0; without \"echo\": true at least 1 is needed"),
         ));
     }
     let prompts = read_prompts(&fields)?;

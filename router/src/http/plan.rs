@@ -11,7 +11,7 @@ use super::request::Common;
 use super::shape::Endpoint;
 use crate::requests::Job;
 use crate::text::output::{OutputText, ScoredToken};
-use crate::text::prompt::{Prompt, TEXT_BYTES_MAX, spell};
+use crate::text::prompt::{Prompt, PromptError, TEXT_BYTES_MAX, spell};
 use axum::http::StatusCode;
 use std::sync::Arc;
 use tidemill_core::{
@@ -114,9 +114,16 @@ pub(super) fn plan(
             (Endpoint::Completions, 2..) => format!("prompt[{i}]"),
             (endpoint, _) => field_name(endpoint).to_owned(),
         };
-        let tokens = prompt
-            .encode(model)
-            .map_err(|error| ApiError::invalid(field.as_str(), format!("{field} {error}")))?;
+        let tokens = prompt.encode(model).map_err(|error| {
+            let message = format!("{field} {error}");
+            match error {
+                PromptError::ExceedsContext { .. } => with_field(
+                    Failure::new(FailureCode::ContextLengthExceeded, message),
+                    &field,
+                ),
+                _ => ApiError::invalid(field.as_str(), message),
+            }
+        })?;
         plan.n_prompt_tokens += tokens.len() as u64;
         let spec = sequence_spec(&wanted, tokens, envelope, model);
         let spec = spec.map_err(|failure| with_field(failure, &field))?;

@@ -107,6 +107,14 @@ fn read_max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     }
 }
 
+/// The name under which the client gave `max_tokens`.
+pub(super) fn max_tokens_field(fields: &Fields<'_>) -> &'static str {
+    match fields.get("max_completion_tokens") {
+        Some(_) => "max_completion_tokens",
+        None => "max_tokens",
+    }
+}
+
 fn read_stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     let values = match fields.get("stop") {
         Some(one @ Value::String(_)) => std::slice::from_ref(one),

@@ -9,6 +9,9 @@ use tidemill_model_files::text::{ChatMessage, Detokeniser, ModelText, Vocabulary
 
 /// Most bytes of text in one request, all prompts or messages together.
 pub const TEXT_BYTES_MAX: usize = 4 << 20;
+/// How many times more bytes a text may have than the longest tokens could spell in the whole context: composing characters
+/// (NFC) makes some texts shorter before they are cut into tokens, none by so much.
+const SHRINK_MAX: usize = 4;
 
 /// What is to be continued.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -64,6 +67,18 @@ pub enum PromptError {
         /// Its length.
         n_bytes: usize,
     },
+    /// More text than the context can hold, however few tokens it has.
+    #[error(
+        "has {n_bytes} bytes of text, at least {n_tokens_min} tokens; the context holds {limit}"
+    )]
+    ExceedsContext {
+        /// Its length.
+        n_bytes: usize,
+        /// Tokens that it has at least.
+        n_tokens_min: usize,
+        /// Tokens of the context.
+        limit: usize,
+    },
     /// The model brings no chat template.
     #[error("cannot be used: this model has no chat template; use /v1/completions")]
     NoTemplate,
@@ -92,7 +107,10 @@ impl Prompt {
             return Err(PromptError::TooLong { n_bytes });
         }
         let tokens = match self {
-            Self::Text(text) => model.vocabulary.encode_prompt(text),
+            Self::Text(text) => {
+                check_length(text.len(), model)?;
+                model.vocabulary.encode_prompt(text)
+            }
             Self::Tokens(tokens) => tokens.clone(),
             Self::Chat(messages) => encode_chat(messages, model)?,
         };
@@ -101,6 +119,21 @@ impl Prompt {
         }
         Ok(tokens)
     }
+}
+
+/// Refuses what cannot fit the context before time is spent on making its tokens.
+fn check_length(n_bytes: usize, model: &ModelText) -> Result<(), PromptError> {
+    let longest = model.vocabulary.longest_token_bytes().max(1);
+    let n_tokens_min = n_bytes / longest / SHRINK_MAX;
+    let limit = model.context_length as usize;
+    if n_tokens_min > limit {
+        return Err(PromptError::ExceedsContext {
+            n_bytes,
+            n_tokens_min,
+            limit,
+        });
+    }
+    Ok(())
 }
 
 fn encode_chat(messages: &[Message], model: &ModelText) -> Result<Vec<TokenId>, PromptError> {
@@ -118,6 +151,7 @@ fn encode_chat(messages: &[Message], model: &ModelText) -> Result<Vec<TokenId>, 
     let segments = template
         .render(&messages, true)
         .map_err(|error| PromptError::Template(error.to_string()))?;
+    check_length(segments.iter().map(|it| it.text.len()).sum(), model)?;
     Ok(model.vocabulary.encode_segments(&segments))
 }
 

@@ -315,3 +315,39 @@ fn requests_that_are_being_read_are_bounded() {
         }
     });
 }
+
+#[tokio::test]
+async fn b022_as_many_stop_tokens_as_allowed_go_beside_the_models_own() {
+    let door = Door::open(|job| say(job, "y")).await;
+    let ids: Vec<u32> = (100..164).collect();
+    let reply = door.complete("x", json!({"stop_token_ids": ids})).await;
+    assert_eq!(reply.status, 200);
+    assert!(
+        door.last_job().stop.stop_token_ids.len() > 64,
+        "and its EOS"
+    );
+    let ids: Vec<u32> = (100..165).collect();
+    let reply = door.complete("x", json!({"stop_token_ids": ids})).await;
+    assert_eq!(
+        (reply.error().0, reply.error().2.as_str()),
+        (400, "stop_token_ids")
+    );
+}
+
+#[tokio::test]
+async fn b108_what_cannot_fit_is_refused_before_it_is_made_tokens() {
+    let door = Door::open(|job| say(job, "y")).await;
+    let text = " ".repeat(3 << 20);
+    for reply in [
+        door.complete(text.clone(), json!({})).await,
+        door.chat(&text, json!({})).await,
+    ] {
+        let (status, code, _) = reply.error();
+        assert_eq!((status, code.as_str()), (400, "context_length_exceeded"));
+        let message = reply.json()["error"]["message"].to_string();
+        assert!(
+            message.contains("at least"),
+            "it was not tokenised: {message}"
+        );
+    }
+}
