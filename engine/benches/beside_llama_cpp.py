@@ -73,7 +73,7 @@ def build_peer(cache):
 def peer_rate(programs, model, threads, row, flash):
     """Tokens per second of one run of the peer."""
     kind, numbers = row.split(":")
-    common = ["-m", model, "-t", str(threads), "-fa", str(flash)]
+    common = ["-m", model, "-t", str(threads), "-fa", ("off", "on")[flash]]
     if kind == "prefill":
         command = [programs / "llama-bench", *common, "-p", numbers, "-n", "0", "-r", "1", "-o", "json"]
         return json.loads(run(command, capture_output=True).stdout)[0]["avg_ts"]
