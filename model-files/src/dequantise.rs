@@ -4,9 +4,12 @@
 //! times scale, plus minimum, each step rounded to f32 (no fused multiply-add).
 //! Source: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> and the block structs it names.
 
+mod super_blocks;
+
 use half::{bf16, f16};
 
 use crate::tensors::{TensorView, WeightType};
+use super_blocks::{six_bits, with_minimum};
 
 /// Elements of a block; the first half of them are the low nibbles.
 const BLOCK: usize = 32;
@@ -64,6 +67,9 @@ pub(crate) fn to_f32(dtype: WeightType, bytes: &[u8], out: &mut [f32]) {
                     out,
                 );
             }
+            WeightType::Q4K => with_minimum(bytes, None, &bytes[16..], out),
+            WeightType::Q5K => with_minimum(bytes, Some(&bytes[16..48]), &bytes[48..], out),
+            WeightType::Q6K => six_bits(bytes, out),
             WeightType::Q5_1 => {
                 let minimum = Some(half_at(bytes, 2));
                 nibbles(

@@ -14,7 +14,7 @@ use crate::config::{ModelConfig, RopeScaling};
 use crate::error::{LoadError, Refusal, quoted};
 use crate::mapping::Mapping;
 
-/// How the numbers of a tensor are stored. Block types are GGUF's, 32 elements of one row each.
+/// How the numbers of a tensor are stored. Block types are GGUF's, 32 or 256 elements of one row each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightType {
     /// IEEE single.
@@ -33,11 +33,17 @@ pub enum WeightType {
     Q5_0,
     /// f16 scale, f16 minimum, 32 high bits, 32 nibbles.
     Q5_1,
+    /// 256 nibbles; for each 32 a scale and a minimum of 6 bits, which two f16 scale.
+    Q4K,
+    /// Like `Q4K`, with a fifth bit.
+    Q5K,
+    /// 256 numbers of 6 bits less 32; for each 16 a scale of 8 bits, which an f16 scales.
+    Q6K,
 }
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -46,8 +52,12 @@ impl WeightType {
         Self::Q4_1,
         Self::Q5_0,
         Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
     ];
-    pub(crate) const SUPPORTED: &'static str = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1";
+    pub(crate) const SUPPORTED: &'static str =
+        "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
 
     /// The type's number in a GGUF file.
     pub fn ggml_id(self) -> u32 {
@@ -59,6 +69,9 @@ impl WeightType {
             Self::Q5_0 => 6,
             Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
             Self::BF16 => 30,
         }
     }
@@ -67,10 +80,11 @@ impl WeightType {
         Self::ALL.into_iter().find(|dtype| dtype.ggml_id() == id)
     }
 
-    /// Elements that are stored together: 1, or 32 for block types. A row is a whole number of blocks.
+    /// Elements that are stored together: 1, or 32 or 256 for block types. A row is a whole number of blocks.
     pub fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
             _ => 32,
         }
     }
@@ -85,6 +99,9 @@ impl WeightType {
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
         }
     }
 

@@ -218,6 +218,9 @@ fn format(dtype: WeightType) -> WeightFormat {
         WeightType::Q4_1 => WeightFormat::Q4_1,
         WeightType::Q5_0 => WeightFormat::Q5_0,
         WeightType::Q5_1 => WeightFormat::Q5_1,
+        WeightType::Q4K => WeightFormat::Q4K,
+        WeightType::Q5K => WeightFormat::Q5K,
+        WeightType::Q6K => WeightFormat::Q6K,
     }
 }
 
@@ -270,6 +273,35 @@ pub(super) fn vector(files: &ModelFiles, name: TensorName) -> Result<Vec<f32>, M
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packed_rows_are_those_of_the_file() {
+        let values: Vec<f32> = (0..512)
+            .map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0)
+            .collect();
+        for dtype in WeightType::ALL {
+            let bytes = tidemill_model_files::testing::quantise(dtype, &values);
+            let view = TensorView {
+                name: TensorName::OutputHead,
+                dtype,
+                shape: [2, 256],
+                bytes: &bytes,
+            };
+            let raw = RawMatrix {
+                format: format(dtype),
+                n_outputs: 2,
+                n_inputs: 256,
+                bytes: &bytes,
+            };
+            let packed = PackedMatrix::pack(&raw, |row| row).expect("a valid shape");
+            let (mut ours, mut theirs) = ([0.0; 256], [0.0; 256]);
+            for row in 0..2 {
+                packed.row_to_f32(row, &mut ours);
+                view.row_to_f32(row, &mut theirs);
+                assert_eq!(ours, theirs, "{dtype:?}");
+            }
+        }
+    }
 
     #[test]
     fn pairs_go_to_halves_within_each_head() {

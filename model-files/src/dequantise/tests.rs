@@ -73,17 +73,80 @@ fn q5_takes_bit_i_of_the_word_for_element_i() {
     assert_eq!(row(WeightType::Q5_1, &bytes, 32), expected);
 }
 
+/// What the `gguf` Python package makes of the same bytes: some elements, and the sum of all.
+#[test]
+fn super_blocks_mean_what_others_read_in_them() {
+    let wanted: [(WeightType, &[(usize, f32)], [(usize, f32); 6], f64); 3] = [
+        (
+            WeightType::Q4K,
+            &[(0, 1.0), (2, 0.5)],
+            [
+                (0, 315.5),
+                (1, -25.5),
+                (32, 8.0),
+                (127, 81.0),
+                (160, 525.0),
+                (255, 48.5),
+            ],
+            54_440.0,
+        ),
+        (
+            WeightType::Q5K,
+            &[(0, 1.0), (2, 0.5)],
+            [
+                (0, 811.5),
+                (1, -25.5),
+                (32, 112.0),
+                (127, -3.0),
+                (160, 165.0),
+                (255, 108.5),
+            ],
+            116_216.0,
+        ),
+        (
+            WeightType::Q6K,
+            &[(208, 0.5)],
+            [
+                (0, -715.5),
+                (1, 848.0),
+                (32, 115.5),
+                (127, 750.0),
+                (160, 335.5),
+                (255, -30.0),
+            ],
+            2306.0,
+        ),
+    ];
+    for (dtype, scales, elements, sum) in wanted {
+        let mut bytes: Vec<u8> = (0..dtype.block_bytes())
+            .map(|i| (i * 37 + 11) as u8)
+            .collect();
+        for (at, scale) in scales {
+            bytes[*at..at + 2].copy_from_slice(&f16_bytes(*scale));
+        }
+        let values = row(dtype, &bytes, 256);
+        for (idx, wanted) in elements {
+            assert_eq!(values[idx], wanted, "{dtype:?} {idx}");
+        }
+        assert_eq!(
+            values.iter().copied().map(f64::from).sum::<f64>(),
+            sum,
+            "{dtype:?}"
+        );
+    }
+}
+
 /// Values that a type can hold exactly survive writing and reading; so does a row of zeros.
 #[test]
 fn quantising_inverts_dequantising() {
-    let values: Vec<f32> = (0..64).map(|idx| (idx % 16 - 8) as f32).collect();
+    let values: Vec<f32> = (0..256).map(|idx| (idx % 16 - 8) as f32).collect();
     for dtype in WeightType::ALL {
         let bytes = quantise(dtype, &values);
         assert_eq!(
             bytes.len(),
-            64 / dtype.block_elements() * dtype.block_bytes()
+            256 / dtype.block_elements() * dtype.block_bytes()
         );
-        let worst = row(dtype, &bytes, 64)
+        let worst = row(dtype, &bytes, 256)
             .iter()
             .zip(&values)
             .fold(0.0_f32, |worst, (ours, theirs)| {
@@ -101,7 +164,11 @@ fn quantising_inverts_dequantising() {
             if exact { worst == 0.0 } else { worst <= 0.26 },
             "{dtype:?}: {worst}"
         );
-        let zeros = [0.0; 32];
-        assert_eq!(row(dtype, &quantise(dtype, &zeros), 32), zeros, "{dtype:?}");
+        let zeros = [0.0; 256];
+        assert_eq!(
+            row(dtype, &quantise(dtype, &zeros), 256),
+            zeros,
+            "{dtype:?}"
+        );
     }
 }

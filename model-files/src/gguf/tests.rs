@@ -194,8 +194,8 @@ fn shapes_that_wrap_or_have_too_many_dimensions() {
 #[test]
 fn types_and_rows() {
     assert_refused(
-        &one_tensor("t", &[32], 12, 0),
-        &["t: unsupported tensor type Q4_K (12)"],
+        &one_tensor("t", &[32], 11, 0),
+        &["t: unsupported tensor type Q3_K (11)"],
     );
     assert_refused(
         &one_tensor("t", &[32], 99, 0),

@@ -9,6 +9,7 @@ mod gguf_model;
 mod gguf_writer;
 mod hf_writer;
 mod quantise;
+mod quantise_super;
 mod tokenizer;
 mod weights;
 
@@ -34,11 +35,11 @@ pub struct TinySpec {
     pub weight_type: WeightType,
     /// Layers.
     pub n_layers: u32,
-    /// Width of the residual stream; a multiple of 32 for block types.
+    /// Width of the residual stream; whole blocks of the weight type.
     pub hidden_size: u32,
-    /// Width of the feed-forward block; a multiple of 32 for block types.
+    /// Width of the feed-forward block; whole blocks of the weight type.
     pub intermediate_size: u32,
-    /// Query heads; `n_heads * head_dim` is a multiple of 32 for block types.
+    /// Query heads; `n_heads * head_dim` is whole blocks of the weight type.
     pub n_heads: u32,
     /// Key and value heads; divides `n_heads`.
     pub n_kv_heads: u32,
@@ -90,12 +91,22 @@ impl Default for TinySpec {
 }
 
 impl TinySpec {
-    /// The default shape with these weights.
+    /// The default shape with these weights; a wider one for types with blocks of 256.
     pub fn new(seed: u64, weight_type: WeightType) -> Self {
-        Self {
+        let spec = Self {
             seed,
             weight_type,
             ..Self::default()
+        };
+        match weight_type.block_elements() {
+            256 => Self {
+                hidden_size: 256,
+                intermediate_size: 256,
+                n_heads: 8,
+                head_dim: 32,
+                ..spec
+            },
+            _ => spec,
         }
     }
 

@@ -4,6 +4,7 @@
 
 use half::{bf16, f16};
 
+use super::quantise_super;
 use crate::tensors::WeightType;
 
 /// The bytes that store `values` in this type.
@@ -28,13 +29,16 @@ pub fn quantise(dtype: WeightType, values: &[f32]) -> Vec<u8> {
             WeightType::Q5_0 => push_symmetric(values, 5, &mut bytes),
             WeightType::Q4_1 => push_with_minimum(values, 4, &mut bytes),
             WeightType::Q5_1 => push_with_minimum(values, 5, &mut bytes),
+            WeightType::Q4K => quantise_super::push_with_minimum(values, 4, &mut bytes),
+            WeightType::Q5K => quantise_super::push_with_minimum(values, 5, &mut bytes),
+            WeightType::Q6K => quantise_super::push_six_bits(values, &mut bytes),
         }
     }
     bytes
 }
 
 /// `value / scale`, or 0 in a block of zeros.
-fn ratio(value: f32, scale: f32) -> f32 {
+pub(super) fn ratio(value: f32, scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { value / scale }
 }
 

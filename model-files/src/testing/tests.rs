@@ -58,9 +58,14 @@ fn q_rows_are_permuted_within_their_head() {
 
 #[test]
 fn quantised_weights_are_near_the_float_ones() {
-    let (float, _) = both(&TinySpec::new(3, WeightType::F32), "float");
     for dtype in WeightType::ALL {
-        let (model, _) = both(&TinySpec::new(3, dtype), &format!("near-{dtype:?}"));
+        let spec = TinySpec::new(3, dtype);
+        let (model, _) = both(&spec, &format!("near-{dtype:?}"));
+        let float = TinySpec {
+            weight_type: WeightType::F32,
+            ..spec
+        };
+        let (float, _) = both(&float, &format!("float-{dtype:?}"));
         let name = TensorName::Layer(0, LayerTensor::Down);
         assert_eq!(model.tensors.get(name).expect("there").dtype, dtype);
         // Amplitude sqrt(3 / 96); half a step of 4 bits over twice that, and a little for the rounded scale.
