@@ -115,21 +115,20 @@ fn keep_share<T>(
     weight: impl Fn(&T) -> f64,
     compare: impl Fn(&T, &T) -> Ordering,
 ) {
-    let mut n_sorted = SHARE_FIRST;
-    loop {
-        sort_first(items, n_sorted, &compare);
-        let mut sum = 0.0;
-        for (idx, item) in items.iter().take(n_sorted).enumerate() {
-            sum += weight(item);
+    let (mut n_sorted, mut n_wanted) = (0, SHARE_FIRST);
+    let mut sum = 0.0;
+    while n_sorted < items.len() {
+        // What is sorted already comes before all the rest.
+        sort_first(&mut items[n_sorted..], n_wanted - n_sorted, &compare);
+        let end = n_wanted.min(items.len());
+        for idx in n_sorted..end {
+            sum += weight(&items[idx]);
             if sum >= wanted {
                 items.truncate(idx + 1);
                 return;
             }
         }
-        if n_sorted >= items.len() {
-            return;
-        }
-        n_sorted *= 8;
+        (n_sorted, n_wanted) = (end, n_wanted * 8);
     }
 }
 
