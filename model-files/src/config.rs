@@ -32,6 +32,8 @@ pub enum Family {
     Llama,
     /// A sliding window over all layers, in its first version.
     Mistral,
+    /// Mistral with a mixture of experts in place of the feed-forward block.
+    Mixtral,
     /// Qwen 2 and 2.5: biases of q, k and v.
     Qwen2,
     /// A norm over each head of q and k.

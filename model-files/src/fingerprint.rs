@@ -41,6 +41,7 @@ pub(crate) fn fingerprint(config: &ModelConfig, tensors: &Tensors) -> [u8; 32] {
         Family::Qwen3 => 3,
         Family::Qwen3Moe => 4,
         Family::Gemma3 => 5,
+        Family::Mixtral => 6,
     };
     let norm_weights = match norm_weights {
         NormWeights::AsStored => 0_u32,

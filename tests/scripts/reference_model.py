@@ -148,7 +148,7 @@ class Model:
 
     def window(self, layer):
         """How many positions a row of a layer sees; None for all."""
-        if self.kind == "mistral":
+        if self.kind in ("mistral", "mixtral"):
             return self.config["sliding_window"]
         if self.is_gemma:
             pattern = self.config.get("sliding_window_pattern", 6)
@@ -184,24 +184,30 @@ class Model:
         mixed = np.einsum("hqk,khd->qhd", softmax(scores), v)
         return self.linear(prefix + "o_proj", mixed.reshape(n, -1))
 
-    def gated(self, prefix, x):
+    def gated(self, prefix, x, names=("gate_proj", "up_proj", "down_proj")):
+        gate, up, down = (prefix + name for name in names)
         activation = gelu_tanh if self.is_gemma else silu
-        inner = activation(self.linear(prefix + "gate_proj", x)) * self.linear(prefix + "up_proj", x)
-        return self.linear(prefix + "down_proj", inner)
+        return self.linear(down, activation(self.linear(gate, x)) * self.linear(up, x))
 
     def feed_forward(self, layer, x):
+        if self.kind == "mixtral":
+            return self.experts(f"model.layers.{layer}.block_sparse_moe.", x, ("w1", "w3", "w2"), True)
         prefix = f"model.layers.{layer}.mlp."
-        if self.kind != "qwen3_moe":
-            return self.gated(prefix, x)
+        if self.kind == "qwen3_moe":
+            normalise = self.config.get("norm_topk_prob", False)
+            return self.experts(prefix, x, ("gate_proj", "up_proj", "down_proj"), normalise)
+        return self.gated(prefix, x)
+
+    def experts(self, prefix, x, names, normalise):
         chances = softmax(self.linear(prefix + "gate", x))
         result = np.zeros_like(x)
         for row, chance in enumerate(chances):
             best = np.argsort(-chance, kind="stable")[: self.config["num_experts_per_tok"]]
             weights = chance[best]
-            if self.config.get("norm_topk_prob", False):
+            if normalise:
                 weights = weights / weights.sum()
             for expert, weight in zip(best, weights):
-                result[row] += weight * self.gated(f"{prefix}experts.{expert}.", x[row : row + 1])[0]
+                result[row] += weight * self.gated(f"{prefix}experts.{expert}.", x[row : row + 1], names)[0]
         return result
 
     def logits(self, tokens):

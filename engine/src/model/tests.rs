@@ -10,9 +10,10 @@ use tidemill_kernels::memory::KvArena;
 use tidemill_model_files::testing::{TinyScaling, TinySpec, write_gguf, write_hf_dir};
 use tidemill_model_files::{WeightType, open};
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     Family::Llama,
     Family::Mistral,
+    Family::Mixtral,
     Family::Qwen2,
     Family::Qwen3,
     Family::Qwen3Moe,

@@ -32,7 +32,7 @@ const NAMES: FieldNames = FieldNames {
     expert_intermediate_size: "moe_intermediate_size",
 };
 
-/// The default of all families but Gemma 3, whose files must state theirs.
+/// The default of most families; Gemma 3 and Mixtral must state theirs.
 const ROPE_THETA_DEFAULT: f32 = 10_000.0;
 const GEMMA_LOCAL_THETA_DEFAULT: f32 = 10_000.0;
 const MISTRAL_WINDOW_DEFAULT: u32 = 4096;
@@ -99,9 +99,10 @@ pub(crate) fn context_length(fields: &Fields<'_>) -> Result<u32, Refusal> {
 fn read_rope(fields: &Fields<'_>, family: Family, context_length: u32) -> Result<Rope, Refusal> {
     let stated = rope::read(fields, context_length)?;
     let is_gemma = family == Family::Gemma3;
+    let must_state = is_gemma || family == Family::Mixtral;
     let theta = match stated.theta {
         Some(theta) => theta,
-        None if is_gemma => fields.required(NAMES.rope_theta)?,
+        None if must_state => fields.required(NAMES.rope_theta)?,
         None => ROPE_THETA_DEFAULT,
     };
     Ok(Rope {
@@ -126,9 +127,10 @@ fn read_window(
             n_positions: fields.required(NAMES.window)?,
             global_every: Some(global_every(fields)?),
         }),
-        Family::Mistral => {
+        Family::Mistral | Family::Mixtral => {
             let stated: Option<u32> = fields.get(NAMES.window)?;
-            let is_absent = fields.raw(NAMES.window).is_empty();
+            // An absent key means something for Mistral only.
+            let is_absent = family == Family::Mistral && fields.raw(NAMES.window).is_empty();
             let n_positions = stated.or(is_absent.then_some(MISTRAL_WINDOW_DEFAULT));
             n_positions.map(|n_positions| Window {
                 n_positions,
@@ -191,13 +193,19 @@ fn check_layer_types(
 }
 
 fn read_experts(fields: &Fields<'_>, family: Family) -> Result<Option<Experts>, Refusal> {
-    if family != Family::Qwen3Moe {
-        return Ok(None);
-    }
-    Ok(Some(Experts {
-        n_experts: fields.required(NAMES.n_experts)?,
-        n_used: fields.required(NAMES.n_experts_used)?,
-        intermediate_size: fields.required(NAMES.expert_intermediate_size)?,
-        normalise: fields.get("norm_topk_prob")?.unwrap_or(false),
-    }))
+    Ok(match family {
+        Family::Qwen3Moe => Some(Experts {
+            n_experts: fields.required(NAMES.n_experts)?,
+            n_used: fields.required(NAMES.n_experts_used)?,
+            intermediate_size: fields.required(NAMES.expert_intermediate_size)?,
+            normalise: fields.get("norm_topk_prob")?.unwrap_or(false),
+        }),
+        Family::Mixtral => Some(Experts {
+            n_experts: fields.required("num_local_experts")?,
+            n_used: fields.required(NAMES.n_experts_used)?,
+            intermediate_size: fields.required(NAMES.intermediate_size)?,
+            normalise: true,
+        }),
+        _ => None,
+    })
 }

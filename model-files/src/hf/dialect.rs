@@ -26,7 +26,7 @@ const SILU: (&str, &str) = ("hidden_act", "\"silu\"");
 /// Inert while `use_sliding_window` is false.
 const QWEN_WINDOW: [&str; 2] = ["sliding_window", "max_window_layers"];
 
-const DIALECTS: [Dialect; 6] = [
+const DIALECTS: [Dialect; 7] = [
     Dialect {
         family: Family::Llama,
         model_type: "llama",
@@ -42,6 +42,18 @@ const DIALECTS: [Dialect; 6] = [
         read: &["sliding_window"],
         fixed: &[SILU],
         inert: &[],
+    },
+    Dialect {
+        family: Family::Mixtral,
+        model_type: "mixtral",
+        architecture: "MixtralForCausalLM",
+        read: &["sliding_window", "num_local_experts", "num_experts_per_tok"],
+        fixed: &[SILU],
+        inert: &[
+            "output_router_logits",
+            "router_aux_loss_coef",
+            "router_jitter_noise",
+        ],
     },
     Dialect {
         family: Family::Qwen2,

@@ -163,8 +163,12 @@ fn tensor_name(spelling: &str, family: Family) -> Option<TensorName> {
     }
     let (layer_idx, rest) = spelling.strip_prefix("model.layers.")?.split_once('.')?;
     let layer_idx = crate::tensors::layer_idx(layer_idx)?;
-    if let Some(expert) = rest.strip_prefix("mlp.experts.") {
-        return expert_name(layer_idx, expert);
+    let experts = match family {
+        Family::Mixtral => "block_sparse_moe.experts.",
+        _ => "mlp.experts.",
+    };
+    if let Some(expert) = rest.strip_prefix(experts) {
+        return expert_name(layer_idx, expert, family);
     }
     Some(TensorName::Layer(layer_idx, layer_tensor(rest, family)?))
 }
@@ -185,6 +189,7 @@ fn layer_tensor(spelling: &str, family: Family) -> Option<LayerTensor> {
         "mlp.up_proj.weight" => LayerTensor::Up,
         "mlp.down_proj.weight" => LayerTensor::Down,
         "mlp.gate.weight" => LayerTensor::Router,
+        "block_sparse_moe.gate.weight" => LayerTensor::Router,
         "self_attn.q_proj.bias" => LayerTensor::QBias,
         "self_attn.k_proj.bias" => LayerTensor::KBias,
         "self_attn.v_proj.bias" => LayerTensor::VBias,
@@ -194,12 +199,16 @@ fn layer_tensor(spelling: &str, family: Family) -> Option<LayerTensor> {
     })
 }
 
-fn expert_name(layer_idx: u32, spelling: &str) -> Option<TensorName> {
+fn expert_name(layer_idx: u32, spelling: &str, family: Family) -> Option<TensorName> {
     let (expert_idx, rest) = spelling.split_once('.')?;
-    let tensor = match rest {
-        "gate_proj.weight" => ExpertTensor::Gate,
-        "up_proj.weight" => ExpertTensor::Up,
-        "down_proj.weight" => ExpertTensor::Down,
+    let tensor = match (rest, family) {
+        ("w1.weight", Family::Mixtral) => ExpertTensor::Gate,
+        ("w3.weight", Family::Mixtral) => ExpertTensor::Up,
+        ("w2.weight", Family::Mixtral) => ExpertTensor::Down,
+        (_, Family::Mixtral) => return None,
+        ("gate_proj.weight", _) => ExpertTensor::Gate,
+        ("up_proj.weight", _) => ExpertTensor::Up,
+        ("down_proj.weight", _) => ExpertTensor::Down,
         _ => return None,
     };
     let expert_idx = crate::tensors::layer_idx(expert_idx)?;

@@ -229,7 +229,7 @@ fn what_is_not_computed_is_refused_by_name_and_value() {
         (
             "model_type",
             r#""gemma2""#,
-            "llama, mistral, qwen2, qwen3, qwen3_moe, gemma3_text",
+            "llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma3_text",
         ),
         (
             "architectures",
@@ -270,6 +270,13 @@ fn of_family(family: Family) -> Vec<(&'static str, &'static str)> {
             ("model_type", r#""mistral""#),
             ("architectures", r#"["MistralForCausalLM"]"#),
             ("sliding_window", "4096"),
+        ],
+        Family::Mixtral => vec![
+            ("model_type", r#""mixtral""#),
+            ("architectures", r#"["MixtralForCausalLM"]"#),
+            ("num_local_experts", "8"),
+            ("num_experts_per_tok", "2"),
+            ("router_jitter_noise", "0.0"),
         ],
         Family::Qwen2 => vec![
             ("model_type", r#""qwen2""#),
@@ -323,6 +330,7 @@ fn each_family_has_its_config() {
     for family in [
         Family::Llama,
         Family::Mistral,
+        Family::Mixtral,
         Family::Qwen2,
         Family::Qwen3,
         Family::Qwen3Moe,
@@ -330,7 +338,8 @@ fn each_family_has_its_config() {
     ] {
         let config = accepted(&of_family(family));
         assert_eq!(config.family, family);
-        assert_eq!(config.experts.is_some(), family == Family::Qwen3Moe);
+        let has_experts = matches!(family, Family::Qwen3Moe | Family::Mixtral);
+        assert_eq!(config.experts.is_some(), has_experts);
         assert_eq!(
             config.tied_head,
             family == Family::Gemma3,
@@ -364,6 +373,10 @@ fn each_family_has_its_config() {
         (8, 2, 32)
     );
     assert!(moe.normalise);
+    let mixtral = accepted(&of_family(Family::Mixtral));
+    assert_eq!(mixtral.window, None, "the default of its class");
+    let mixtral = mixtral.experts.expect("it has experts");
+    assert_eq!((mixtral.n_experts, mixtral.intermediate_size), (8, 96));
     let plain = accepted(&family_with(
         Family::Qwen3Moe,
         &[("norm_topk_prob", "absent")],

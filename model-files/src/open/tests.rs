@@ -179,6 +179,7 @@ fn gguf_families() {
     for (family, seen_as) in [
         (Family::Llama, Family::Llama),
         (Family::Mistral, Family::Llama),
+        (Family::Mixtral, Family::Llama),
         (Family::Qwen2, Family::Qwen2),
         (Family::Qwen3, Family::Qwen3),
         (Family::Qwen3Moe, Family::Qwen3Moe),
@@ -189,6 +190,7 @@ fn gguf_families() {
         let config = &model.config;
         assert_eq!(config.family, seen_as);
         assert_eq!(config.norm_weights, NormWeights::AsStored);
+        assert_eq!(config.experts.is_some(), spec.has_experts());
         let is_permuted = seen_as == Family::Llama;
         assert_eq!(config.rope.style == RopeStyle::Interleaved, is_permuted);
         assert_eq!(config.window.map(|window| window.n_positions), spec.window);

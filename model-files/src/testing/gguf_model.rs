@@ -8,11 +8,25 @@ use super::{
 use crate::config::Family;
 use crate::tensors::WeightType;
 
+impl TinySpec {
+    /// The converter permutes rows of q and k.
+    pub(crate) fn is_permuted(&self) -> bool {
+        matches!(
+            self.family,
+            Family::Llama | Family::Mistral | Family::Mixtral
+        )
+    }
+
+    pub(crate) fn has_experts(&self) -> bool {
+        matches!(self.family, Family::Mixtral | Family::Qwen3Moe)
+    }
+}
+
 /// The bytes of the model as a GGUF file.
 pub fn gguf_bytes(spec: &TinySpec) -> Vec<u8> {
     let mut writer = GgufWriter::new();
     let architecture = match spec.family {
-        Family::Llama | Family::Mistral => "llama",
+        Family::Llama | Family::Mistral | Family::Mixtral => "llama",
         Family::Qwen2 => "qwen2",
         Family::Qwen3 => "qwen3",
         Family::Qwen3Moe => "qwen3moe",
@@ -55,10 +69,12 @@ fn write_numbers(writer: &mut GgufWriter, architecture: &str, spec: &TinySpec) {
     if spec.family == Family::Gemma3 {
         writer.f32(&key("rope.freq_base_swa"), LOCAL_ROPE_THETA);
     }
-    if spec.family == Family::Qwen3Moe {
-        let [n_experts, n_used, inner] = EXPERTS;
+    let [n_experts, n_used, inner] = EXPERTS;
+    if spec.has_experts() {
         writer.u32(&key("expert_count"), n_experts);
         writer.u32(&key("expert_used_count"), n_used);
+    }
+    if spec.family == Family::Qwen3Moe {
         writer.u32(&key("expert_feed_forward_length"), inner);
     }
 }

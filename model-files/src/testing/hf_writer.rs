@@ -100,6 +100,7 @@ fn config(spec: &TinySpec) -> serde_json::Value {
     let (model_type, architecture) = match spec.family {
         Family::Llama => ("llama", "LlamaForCausalLM"),
         Family::Mistral => ("mistral", "MistralForCausalLM"),
+        Family::Mixtral => ("mixtral", "MixtralForCausalLM"),
         Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
         Family::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
         Family::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
@@ -129,6 +130,12 @@ fn config(spec: &TinySpec) -> serde_json::Value {
     let additions = match spec.family {
         Family::Llama => json!({"hidden_act": "silu", "mlp_bias": false}),
         Family::Mistral => json!({"hidden_act": "silu", "sliding_window": spec.window}),
+        Family::Mixtral => json!({
+            "hidden_act": "silu",
+            "num_experts_per_tok": n_used,
+            "num_local_experts": n_experts,
+            "sliding_window": spec.window,
+        }),
         Family::Qwen2 | Family::Qwen3 => json!({
             "hidden_act": "silu",
             "max_window_layers": spec.n_layers,

@@ -118,7 +118,7 @@ impl TinySpec {
             ..Self::new(seed, weight_type)
         };
         match family {
-            Family::Llama | Family::Qwen2 => spec,
+            Family::Llama | Family::Mixtral | Family::Qwen2 => spec,
             Family::Mistral => Self {
                 window: Some(20),
                 ..spec
@@ -150,7 +150,7 @@ pub(crate) const ORIGINAL_CONTEXT: u32 = 64;
 pub(crate) const SCALING_FACTOR: f32 = 4.0;
 /// The three numbers of Llama 3's rule: factor, low and high.
 pub(crate) const LLAMA3_NUMBERS: [f32; 3] = [8.0, 1.0, 4.0];
-/// Experts of Qwen 3 MoE, those used, and the width of one.
+/// Experts of each layer, those used, and the width of one of Qwen 3 MoE; Mixtral's are as wide as its feed-forward block.
 pub(crate) const EXPERTS: [u32; 3] = [8, 2, 32];
 
 /// Writes the model as a GGUF file.

@@ -119,7 +119,7 @@ impl Layer<'_> {
             ("mlp.up_proj", "ffn_up", [intermediate, hidden]),
             ("mlp.down_proj", "ffn_down", [hidden, intermediate]),
         ] {
-            if spec.family == Family::Qwen3Moe && hf.starts_with("mlp") {
+            if spec.has_experts() && hf.starts_with("mlp") {
                 continue;
             }
             let [hf, gguf] = self.names(&format!("{hf}.weight"), &format!("{gguf}.weight"));
@@ -178,7 +178,7 @@ impl Layer<'_> {
             let [hf, gguf] = self.names(hf, gguf);
             tensors.push(norm(random, [&hf, &gguf], width));
         }
-        if spec.family == Family::Qwen3Moe {
+        if spec.has_experts() {
             self.experts(random, tensors);
         }
     }
@@ -186,15 +186,24 @@ impl Layer<'_> {
     fn experts(&self, random: &mut Random, tensors: &mut Vec<Tensor>) {
         let hidden = self.spec.hidden_size as usize;
         let [n_experts, _, inner] = EXPERTS.map(|number| number as usize);
-        let [hf, gguf] = self.names("mlp.gate.weight", "ffn_gate_inp.weight");
+        let (block, parts, inner) = match self.spec.family {
+            Family::Mixtral => (
+                "block_sparse_moe",
+                ["w1", "w3", "w2"],
+                self.spec.intermediate_size as usize,
+            ),
+            _ => ("mlp", ["gate_proj", "up_proj", "down_proj"], inner),
+        };
+        let router = format!("{block}.gate.weight");
+        let [hf, gguf] = self.names(&router, "ffn_gate_inp.weight");
         // Large, so that rows prefer some experts clearly.
         tensors.push(matrix(random, [&hf, &gguf], [n_experts, hidden], 1.0));
-        for (part, rows, cols) in [
+        for (hf_part, (part, rows, cols)) in parts.into_iter().zip([
             ("gate", inner, hidden),
             ("up", inner, hidden),
             ("down", hidden, inner),
-        ] {
-            let hf = format!("mlp.experts.{{}}.{part}_proj.weight");
+        ]) {
+            let hf = format!("{block}.experts.{{}}.{hf_part}.weight");
             let [hf, gguf] = self.names(&hf, &format!("ffn_{part}_exps.weight"));
             let amplitude = (3.0 / cols as f32).sqrt();
             let all = matrix(random, [&hf, &gguf], [n_experts * rows, cols], amplitude);
@@ -244,7 +253,7 @@ pub(super) fn for_gguf(spec: &TinySpec, mut tensor: Tensor) -> Tensor {
     let is_rotated = ["attn_q", "attn_k"]
         .iter()
         .any(|part| tensor.gguf_name.contains(part));
-    if !is_rotated || !matches!(spec.family, Family::Llama | Family::Mistral) {
+    if !is_rotated || !spec.is_permuted() {
         return tensor;
     }
     let head_dim = spec.head_dim as usize;
