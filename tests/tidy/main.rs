@@ -7,4 +7,5 @@ mod edges;
 mod errors;
 mod sizes;
 mod source;
+mod traps;
 mod words;

@@ -196,6 +196,7 @@ impl Drop for OpenRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_core::FailureCode;
 
     #[test]
     fn every_metric_is_encoded_under_the_routers_name() {
@@ -222,5 +223,23 @@ mod tests {
         }
         drop(open);
         assert_eq!(metrics.open.get(), 0);
+    }
+
+    #[test]
+    fn b051_every_failure_is_counted_under_its_code() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::new(&mut registry);
+        for code in [FailureCode::NumericFault, FailureCode::Internal] {
+            metrics.ended(code.name());
+        }
+        metrics.ended(FailureCode::NumericFault.name());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+        for line in [
+            "tidemill_router_requests_total{end=\"numeric_fault\"} 2",
+            "tidemill_router_requests_total{end=\"internal\"} 1",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
     }
 }

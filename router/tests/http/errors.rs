@@ -182,6 +182,36 @@ async fn b022_token_ids_are_checked_against_the_vocabulary() {
 }
 
 #[tokio::test]
+async fn b021_a_bias_that_means_no_token_reaches_nobody() {
+    let door = Door::open(|job| say(job, "y")).await;
+    let beyond = door.model.vocab_size.to_string();
+    for bias in [
+        json!({beyond: 1}),
+        json!({"-1": 1}),
+        json!({"abc": 1}),
+        json!({"": 1}),
+        json!({"1": 1e9}),
+        json!({"1": 1e308}),
+        json!({"1": "1"}),
+        json!([1]),
+    ] {
+        let more = json!({"logit_bias": &bias});
+        for reply in [
+            door.complete("x", more.clone()).await,
+            door.chat("x", more).await,
+        ] {
+            let (status, _, param) = reply.error();
+            assert_eq!((status, param.as_str()), (400, "logit_bias"), "{bias}");
+        }
+    }
+    let body = br#"{"prompt":"x","logit_bias":{"1":NaN}}"#;
+    let reply = door.post_bytes("/v1/completions", body.to_vec(), &[]).await;
+    assert_eq!(reply.error().1, "invalid_json");
+    assert_eq!(door.n_jobs(), 0);
+    assert_eq!(door.complete("x", json!({})).await.status, 200);
+}
+
+#[tokio::test]
 async fn another_model_and_other_paths_are_not_found() {
     let door = Door::open(|job| say(job, "y")).await;
     let reply = door.complete("x", json!({"model": "gpt-9"})).await;
