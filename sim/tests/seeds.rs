@@ -21,7 +21,7 @@ const N_MEETINGS: u64 = 10;
 
 const CONFIG: SimConfig = SimConfig {
     n_requests: 200,
-    n_faults: 36,
+    n_faults: 44,
     trace: false,
 };
 
