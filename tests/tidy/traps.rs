@@ -239,12 +239,8 @@ impl<'ast> Visit<'ast> for Tests {
 
     /// Properties are written within a macro, each as a function.
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        if !call
-            .path
-            .segments
-            .last()
-            .is_some_and(|it| it.ident == "proptest")
-        {
+        let last = call.path.segments.last();
+        if last.is_none_or(|segment| segment.ident != "proptest") {
             return;
         }
         let words: Vec<String> = call
@@ -283,7 +279,7 @@ fn every_trap_has_its_test_or_a_reason() {
     for (id, words, found) in TRAPS {
         assert!(ids.insert(id), "{id} is there twice");
         match found {
-            NotHere(reason) if reason.is_empty() => findings.push(format!("{id}: no reason")),
+            NotHere("") => findings.push(format!("{id}: no reason")),
             NotHere(_) => {}
             By([]) => findings.push(format!("{id}: no test looks for: {words}")),
             By(places) => {

@@ -187,6 +187,7 @@ mod tests {
         timed
     }
 
+    const TEXT: &str = r#"{"choices":[{"text":"a"}]}"#;
     const END: &str = r#"{"choices":[{"text":"","finish_reason":"stop"}]}"#;
     const USAGE: &str = r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
 
@@ -200,10 +201,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_text_is_what_is_waited_for() {
-        let text = r#"{"choices":[{"text":"a"}]}"#;
-        let timing = timing(&[text, text, END, USAGE, "[DONE]"]).await;
+        let timing = timing(&[TEXT, TEXT, END, USAGE, "[DONE]"]).await;
         let timing = timing.expect("an answer");
-        assert!(timing.ttft >= PAUSE && timing.ttft + PAUSE / 2 <= timing.e2e);
+        assert!(timing.ttft >= PAUSE && timing.ttft <= timing.e2e);
         assert_eq!(timing.gaps.len(), 1);
         assert_eq!(timing.e2e, timing.ttft + timing.gaps[0], "to the last text");
     }
