@@ -233,6 +233,7 @@ impl Dispatch {
             PrefillEvent::Handle(handle) => self.take_handle(handle, outside),
             PrefillEvent::PromptLogprobs(entries) => {
                 self.take_prompt_logprobs(entries, Side::Prefill);
+                self.take_early(outside);
             }
             PrefillEvent::FirstToken(first) => self.end_prefill(first, outside.now),
             PrefillEvent::Failed(failure) => {
@@ -361,6 +362,11 @@ impl Dispatch {
 
     fn take_generate(&mut self, event: GenerateEvent, outside: &mut Outside<'_>) {
         self.leg(Side::Decode).heard_at = outside.now;
+        let is_news = !matches!(event, GenerateEvent::Accepted | GenerateEvent::Failed(_));
+        if is_news && self.live().is_split && !self.has_prompt_logprobs() {
+            self.live().early.push(event);
+            return;
+        }
         let lacks_kv = self.live().is_split && !self.leg(Side::Decode).has_kv;
         match event {
             GenerateEvent::Accepted => self.leg(Side::Decode).is_accepted = true,
@@ -384,6 +390,18 @@ impl Dispatch {
                 self.take_prompt_logprobs(entries, Side::Decode);
             }
             GenerateEvent::Finished(finished) => self.end_decode(finished),
+        }
+    }
+
+    /// All prompt log-probabilities are there: what the decode node has said meanwhile follows.
+    fn take_early(&mut self, outside: &mut Outside<'_>) {
+        if self.is_ended || !self.has_prompt_logprobs() {
+            return;
+        }
+        for event in std::mem::take(&mut self.live().early) {
+            if !self.is_ended {
+                self.take_generate(event, outside);
+            }
         }
     }
 

@@ -202,7 +202,7 @@ impl World {
                 min_tokens: 0,
                 stop_token_ids,
             },
-            logprobs: self.draw_logprobs(max_tokens),
+            logprobs: self.draw_logprobs(),
             deadline: BEGINNING.plus_us(patience_us),
             traceparent: String::new(),
         };
@@ -221,14 +221,12 @@ impl World {
         }
     }
 
-    fn draw_logprobs(&mut self, max_tokens: u32) -> LogprobSpec {
+    fn draw_logprobs(&mut self) -> LogprobSpec {
         let mut draw_top = |per_mille| {
             let n_top = u32::try_from(self.rng.below(4)).expect("few");
             self.rng.chance(per_mille).then_some(n_top)
         };
-        // Dispatch does not hold a decode node's first token back until the prefill node has told the prompt's.
-        let prompt_per_mille = if max_tokens < 2 { 700 } else { 0 };
-        let (output_top, prompt_top) = (draw_top(200), draw_top(prompt_per_mille));
+        let (output_top, prompt_top) = (draw_top(200), draw_top(150));
         LogprobSpec {
             output_top,
             prompt_top,

@@ -3,7 +3,7 @@
 //! A leg owes its node a cancel as long as the node may hold something and has not said by itself that it is
 //! over. `leave` pays that debt once; nothing else in the machine sends cancels.
 
-use super::event::Effect;
+use super::event::{Effect, GenerateEvent};
 use crate::placement::{Candidate, Target};
 use tidemill_core::planted::PlantedBug;
 use tidemill_core::{CallId, KvHandle, RequestId, SampledToken, Timestamp};
@@ -68,6 +68,8 @@ pub(super) struct Attempt {
     pub(super) decoders: Vec<Target>,
     /// The first token, whoever told it first, and when.
     pub(super) first: Option<(SampledToken, Timestamp)>,
+    /// What the decode node has said before the prefill node had told all prompt log-probabilities: these come first.
+    pub(super) early: Vec<GenerateEvent>,
     /// The prefill call's positive end has come.
     pub(super) is_prefilled: bool,
 }
@@ -91,6 +93,7 @@ impl Attempt {
             rebinding: None,
             decoders: Vec::new(),
             first: None,
+            early: Vec::new(),
             is_prefilled: false,
         }
     }
@@ -109,6 +112,7 @@ impl Attempt {
 
     /// Gives the decode node up.
     pub(super) fn leave_decode(&mut self, effects: &mut Vec<Effect>) {
+        self.early.clear();
         if let Some(leg) = self.decode.take() {
             leave(self.id, &leg, effects);
         }

@@ -788,3 +788,61 @@ fn prompt_logprobs_are_told_once_over_all_attempts_and_never_missing() {
     short.prefill(first(0, Some(FinishReason::Length)));
     assert_eq!(short.failure_code(), FailureCode::Internal);
 }
+
+/// A split request of three tokens that wants its prompt's log-probabilities, up to where the decode node has all KV and
+/// talks, but the prefill node has not told them yet.
+fn decoding_before_the_prompt_logprobs() -> Rig {
+    let mut job = job(3);
+    job.logprobs.prompt_top = Some(0);
+    let mut rig = Rig::new(DispatchConfig::default(), job);
+    rig.apply(Event::Start);
+    rig.give_handle();
+    rig.generate(GenerateEvent::Accepted);
+    rig.generate(ready(0));
+    rig.generate(GenerateEvent::Token(token(1)));
+    assert!(rig.tokens().is_empty(), "the prompt comes first");
+    assert_eq!(rig.end(), None);
+    rig
+}
+
+fn prompt_entries(n: usize) -> PrefillEvent {
+    let entry = PromptLogprob {
+        logprob: -1.0,
+        top: vec![],
+    };
+    PrefillEvent::PromptLogprobs(vec![entry; n])
+}
+
+#[test]
+fn a_decode_node_that_overtakes_the_prompt_logprobs_waits_for_them() {
+    let mut rig = decoding_before_the_prompt_logprobs();
+    rig.prefill(prompt_entries(10));
+    assert!(rig.tokens().is_empty());
+    rig.prefill(prompt_entries(9));
+    assert_eq!(rig.tokens(), [100, 101]);
+    rig.prefill(first(0, None));
+    rig.generate(GenerateEvent::Token(token(2)));
+    rig.generate(finished(3));
+    assert_eq!(rig.tokens(), [100, 101, 102]);
+    assert_eq!(rig.reason(), FinishReason::Length);
+}
+
+#[test]
+fn a_prefill_lost_before_the_prompt_logprobs_is_replaced_and_no_other_node_is_blamed() {
+    let mut rig = decoding_before_the_prompt_logprobs();
+    rig.lose_prefill();
+    assert_eq!(rig.last_prefill().1.node_id.as_str(), "p1");
+    let blamed: Vec<_> = rig
+        .all
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Report {
+                target,
+                outcome: Outcome::Failed,
+            } => Some(target.node_id.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(blamed, ["p0"]);
+    assert_eq!(rig.end(), None);
+}
