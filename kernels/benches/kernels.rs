@@ -344,7 +344,9 @@ fn main() -> std::io::Result<()> {
         }
     }
     for rows in [1, 8, 32] {
+        bench.matmul(F::Q4_1, (49_152, 576), rows)?;
         bench.matmul(F::Q8_0, (49_152, 576), rows)?;
+        bench.matmul(F::F16, (49_152, 576), rows)?;
     }
     for (start, rows, streams) in [
         (127, 1, 1),

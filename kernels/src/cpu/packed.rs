@@ -3,7 +3,8 @@
 //! Outputs are taken eight at a time (a *panel*), one per vector lane, and stored interleaved along the reduced
 //! dimension, so that one load feeds eight outputs and no sum ever crosses lanes. Quantised panels keep the groups of
 //! 32 with their scales as they are in the file, in about as many bytes ([`layout`] says how); float panels are
-//! `[input][8 outputs]`. Missing outputs of the last panel are zero.
+//! `[input][8 outputs]`. Two panels form a *pair*, a unit of one and a unit of the other by turns: whoever takes both at once
+//! reads one stream, which from memory is up to three times as fast as two. Missing outputs of the last pair are zero.
 
 mod block;
 mod format;
@@ -22,6 +23,8 @@ use half::{bf16, f16};
 
 /// Outputs of a panel.
 pub(crate) const PANEL_OUTPUTS: usize = 8;
+/// Outputs of a pair of panels.
+pub(crate) const PAIR_OUTPUTS: usize = 2 * PANEL_OUTPUTS;
 /// Inputs of a quantisation group.
 pub(crate) const GROUP_INPUTS: usize = 32;
 
@@ -91,7 +94,7 @@ pub struct PackedMatrix {
     pub(crate) packing: Packing,
     n_outputs: usize,
     n_inputs: usize,
-    panels: AlignedBytes,
+    pairs: AlignedBytes,
 }
 
 impl std::fmt::Debug for PackedMatrix {
@@ -115,18 +118,20 @@ impl PackedMatrix {
         let packing = raw.format.packing();
         let (unit_inputs, unit_bytes) = packing.unit();
         let n_units = raw.n_inputs / unit_inputs;
-        let panel_bytes = n_units * unit_bytes;
-        let n_panels = raw.n_outputs.div_ceil(PANEL_OUTPUTS);
-        let mut panels = AlignedBytes::zeroed(n_panels * panel_bytes);
-        for (panel, target) in panels.bytes_mut().chunks_exact_mut(panel_bytes).enumerate() {
-            let first = panel * PANEL_OUTPUTS;
-            for output in first..(first + PANEL_OUTPUTS).min(raw.n_outputs) {
+        let pair_bytes = n_units * 2 * unit_bytes;
+        let n_pairs = raw.n_outputs.div_ceil(PAIR_OUTPUTS);
+        let mut pairs = AlignedBytes::zeroed(n_pairs * pair_bytes);
+        for (pair, target) in pairs.bytes_mut().chunks_exact_mut(pair_bytes).enumerate() {
+            let first = pair * PAIR_OUTPUTS;
+            for output in first..(first + PAIR_OUTPUTS).min(raw.n_outputs) {
                 let row = row_of(output);
                 assert!(row < raw.n_outputs, "a row map stays within the matrix");
                 let source = &raw.bytes[row * row_bytes..(row + 1) * row_bytes];
                 let units = source.chunks_exact(row_bytes / n_units);
-                for (unit, from) in target.chunks_exact_mut(unit_bytes).zip(units) {
-                    pack_unit(raw.format, from, output - first, unit);
+                let of_panel = target.chunks_exact_mut(unit_bytes);
+                let of_panel = of_panel.skip((output - first) / PANEL_OUTPUTS).step_by(2);
+                for (unit, from) in of_panel.zip(units) {
+                    pack_unit(raw.format, from, output % PANEL_OUTPUTS, unit);
                 }
             }
         }
@@ -134,7 +139,7 @@ impl PackedMatrix {
             packing,
             n_outputs: raw.n_outputs,
             n_inputs: raw.n_inputs,
-            panels,
+            pairs,
         })
     }
 
@@ -155,16 +160,16 @@ impl PackedMatrix {
 
     /// Bytes held, which is what one product with a single row reads.
     pub fn n_bytes(&self) -> usize {
-        self.panels.bytes().len()
+        self.pairs.bytes().len()
     }
 
-    pub(crate) fn n_panels(&self) -> usize {
-        self.n_outputs.div_ceil(PANEL_OUTPUTS)
+    pub(crate) fn n_pairs(&self) -> usize {
+        self.n_outputs.div_ceil(PAIR_OUTPUTS)
     }
 
-    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
-        let n_bytes = self.n_bytes() / self.n_panels();
-        &self.panels.bytes()[panel * n_bytes..(panel + 1) * n_bytes]
+    pub(crate) fn pair(&self, pair: usize) -> &[u8] {
+        let n_bytes = self.n_bytes() / self.n_pairs();
+        &self.pairs.bytes()[pair * n_bytes..(pair + 1) * n_bytes]
     }
 
     /// Writes row `output` as numbers; for the embedding look-up.
@@ -176,7 +181,8 @@ impl PackedMatrix {
         assert_eq!(target.len(), self.n_inputs, "one element for each input");
         let lane = output % PANEL_OUTPUTS;
         let (unit_inputs, unit_bytes) = self.packing.unit();
-        let units = self.panel(output / PANEL_OUTPUTS).chunks_exact(unit_bytes);
+        let units = self.pair(output / PAIR_OUTPUTS).chunks_exact(unit_bytes);
+        let units = units.skip(output % PAIR_OUTPUTS / PANEL_OUTPUTS).step_by(2);
         for (unit, values) in units.zip(target.chunks_exact_mut(unit_inputs)) {
             match self.packing {
                 Packing::Floats(element) => values[0] = float_at(element, unit, lane),

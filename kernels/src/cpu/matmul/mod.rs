@@ -12,7 +12,7 @@ mod quantised;
 
 use crate::cpu::activations::Activations;
 use crate::cpu::isa::Isa;
-use crate::cpu::packed::{Layout, PANEL_OUTPUTS, PackedMatrix, Packing};
+use crate::cpu::packed::{Layout, PAIR_OUTPUTS, PackedMatrix, Packing};
 use crate::cpu::shards::Shards;
 use crate::cpu::team::Team;
 use crate::cpu::wide::Element;
@@ -31,32 +31,26 @@ pub enum Output<'a> {
     Add(&'a mut [f32]),
 }
 
-/// Panels that share a part of float weights: a single row keeps the multiplication units busy with that many.
-const FLOAT_STRIP_PANELS: usize = 8;
-/// Panels that share a part of quantised weights.
-const STRIP_PANELS: usize = 2;
+/// Pairs of panels of float weights that are taken together when there are few rows: a single row keeps the
+/// multiplication units busy with that many.
+const STRIP_PAIRS: usize = 2;
 
 /// Products of R rows with P pairs of panels.
-pub(crate) type RowBlock<const R: usize, const P: usize> = [[[f32; 2 * PANEL_OUTPUTS]; P]; R];
+pub(crate) type RowBlock<const R: usize, const P: usize> = [[[f32; PAIR_OUTPUTS]; P]; R];
 
-/// Some neighbouring panels of one of the matrices, and the columns that their products fill.
+/// Some neighbouring pairs of panels of one of the matrices, and the columns that their products fill.
 struct Strip<'a> {
     matrix: &'a PackedMatrix,
-    first_panel: usize,
+    first_pair: usize,
     first_column: usize,
     n_columns: usize,
 }
 
 impl<'a> Strip<'a> {
-    /// The panels from number `first` of the strip on, as pairs. What is past the strip's end is its last panel again.
-    fn pairs<const P: usize>(&self, first: usize) -> [[&'a [u8]; 2]; P] {
-        let last = self.n_columns.div_ceil(PANEL_OUTPUTS) - 1;
-        std::array::from_fn(|pair| {
-            std::array::from_fn(|i| {
-                let panel = (first + 2 * pair + i).min(last);
-                self.matrix.panel(self.first_panel + panel)
-            })
-        })
+    /// The pairs from number `first` of the strip on. What is past the strip's end is its last pair again.
+    fn pairs<const P: usize>(&self, first: usize) -> [&'a [u8]; P] {
+        let last = self.n_columns.div_ceil(PAIR_OUTPUTS) - 1;
+        std::array::from_fn(|pair| self.matrix.pair(self.first_pair + (first + pair).min(last)))
     }
 }
 
@@ -109,8 +103,7 @@ pub fn matmul(
 
 /// Strips of one part.
 fn part_strips(strip: &Strip<'_>, n_rows: usize) -> usize {
-    let n_panels = strip.n_columns.div_ceil(PANEL_OUTPUTS);
-    let strip_bytes = strip.matrix.panel(0).len() * n_panels;
+    let strip_bytes = strip.matrix.pair(0).len() * strip.n_columns.div_ceil(PAIR_OUTPUTS);
     (PART_BYTES_MIN / strip_bytes / n_rows.clamp(1, 8)).max(1)
 }
 
@@ -127,16 +120,16 @@ fn strips_of<'a>(matrices: &[&'a PackedMatrix], input: &Activations) -> Vec<Stri
             input.is_quantised() || !matrix.is_quantised(),
             "a quantised matrix reads the int8 form"
         );
-        let strip_panels = match matrix.is_quantised() {
-            true => STRIP_PANELS,
-            false => FLOAT_STRIP_PANELS,
+        let strip_pairs = match matrix.is_quantised() {
+            true => 1,
+            false => STRIP_PAIRS,
         };
-        for first_panel in (0..matrix.n_panels()).step_by(strip_panels) {
-            let n_left = matrix.n_outputs() - first_panel * PANEL_OUTPUTS;
-            let n_columns = (strip_panels * PANEL_OUTPUTS).min(n_left);
+        for first_pair in (0..matrix.n_pairs()).step_by(strip_pairs) {
+            let n_left = matrix.n_outputs() - first_pair * PAIR_OUTPUTS;
+            let n_columns = (strip_pairs * PAIR_OUTPUTS).min(n_left);
             strips.push(Strip {
                 matrix,
-                first_panel,
+                first_pair,
                 first_column: column,
                 n_columns,
             });
@@ -155,14 +148,14 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Stores the products of rows from `first_row` on with panels from `first_panel` of the strip on.
+    /// Stores the products of rows from `first_row` on with pairs from `first_pair` of the strip on.
     fn store<const R: usize, const P: usize>(
         &self,
-        (first_row, first_panel): (usize, usize),
+        (first_row, first_pair): (usize, usize),
         products: &RowBlock<R, P>,
     ) {
-        let first_column = first_panel * PANEL_OUTPUTS;
-        let n_columns = (self.strip.n_columns - first_column).min(2 * P * PANEL_OUTPUTS);
+        let first_column = first_pair * PAIR_OUTPUTS;
+        let n_columns = (self.strip.n_columns - first_column).min(P * PAIR_OUTPUTS);
         for (r, products) in products.iter().enumerate() {
             let start = (first_row + r) * self.stride + self.strip.first_column + first_column;
             // SAFETY: every (row, column) belongs to one part: parts differ in rows or in strips, and strips in
@@ -219,7 +212,7 @@ impl Place<'_> {
                 (4.., false) => self.float_rows::<4, 1>(isa, element, input, row),
                 (3, _) => self.float_rows::<3, 2>(isa, element, input, row),
                 (2, _) => self.float_rows::<2, 2>(isa, element, input, row),
-                _ => self.float_rows::<1, 4>(isa, element, input, row),
+                _ => self.float_rows::<1, 2>(isa, element, input, row),
             };
         }
     }
@@ -233,8 +226,8 @@ impl Place<'_> {
     ) -> usize {
         let n = input.n_columns();
         let rows = &input.values()[row * n..(row + R) * n];
-        let n_panels = self.strip.n_columns.div_ceil(PANEL_OUTPUTS);
-        for first in (0..n_panels).step_by(2 * P) {
+        let n_pairs = self.strip.n_columns.div_ceil(PAIR_OUTPUTS);
+        for first in (0..n_pairs).step_by(P) {
             let pairs = self.strip.pairs::<P>(first);
             let products = float::multiply::<R, P>(isa, element, pairs, rows);
             self.store((row, first), &products);

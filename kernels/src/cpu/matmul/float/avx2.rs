@@ -27,7 +27,7 @@ unsafe fn eight<T: Stored>(at: *const u8) -> __m256 {
 /// Lengths are those that the parent's `multiply` checks.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn multiply<const R: usize, const P: usize, T: Stored>(
-    pairs: [[&[u8]; 2]; P],
+    pairs: [&[u8]; P],
     rows: &[f32],
 ) -> RowBlock<R, P> {
     let n_inputs = rows.len() / R;
@@ -35,10 +35,10 @@ pub(super) fn multiply<const R: usize, const P: usize, T: Stored>(
     let mut sums = [[[_mm256_setzero_ps(); 2]; P]; R];
     for i in 0..n_inputs {
         for (p, pair) in pairs.iter().enumerate() {
-            for (half, panel) in pair.iter().enumerate() {
-                // SAFETY: `multiply` checked that every panel has eight weights for each input, and that there are R rows.
+            for half in 0..2 {
+                // SAFETY: `multiply` checked that every pair has sixteen weights for each input, and that there are R rows.
                 unsafe {
-                    let weights = eight::<T>(panel.as_ptr().add(i * unit_bytes));
+                    let weights = eight::<T>(pair.as_ptr().add((2 * i + half) * unit_bytes));
                     for (r, sums) in sums.iter_mut().enumerate() {
                         let x = _mm256_set1_ps(*rows.get_unchecked(r * n_inputs + i));
                         sums[p][half] = _mm256_fmadd_ps(weights, x, sums[p][half]);

@@ -9,14 +9,14 @@ mod wide;
 
 use super::RowBlock;
 use crate::cpu::isa::{Isa, dispatch};
-use crate::cpu::packed::{PANEL_OUTPUTS, float_at};
+use crate::cpu::packed::{PAIR_OUTPUTS, float_at};
 use crate::cpu::wide::{Bf16, Element, F16, F32, Stored};
 
 /// `rows` holds R rows, one after another.
 pub(super) fn multiply<const R: usize, const P: usize>(
     isa: Isa,
     element: Element,
-    pairs: [[&[u8]; 2]; P],
+    pairs: [&[u8]; P],
     rows: &[f32],
 ) -> RowBlock<R, P> {
     match element {
@@ -28,15 +28,15 @@ pub(super) fn multiply<const R: usize, const P: usize>(
 
 fn of_element<const R: usize, const P: usize, T: Stored>(
     isa: Isa,
-    pairs: [[&[u8]; 2]; P],
+    pairs: [&[u8]; P],
     rows: &[f32],
 ) -> RowBlock<R, P> {
     let n_inputs = rows.len() / R;
     // The vector forms read by pointer: these lengths are all that they rely on.
     assert_eq!(rows.len(), R * n_inputs, "R whole rows");
-    for panel in pairs.as_flattened() {
-        let wanted = n_inputs * PANEL_OUTPUTS * T::ELEMENT.bytes();
-        assert_eq!(panel.len(), wanted, "eight weights for each input");
+    for pair in pairs {
+        let wanted = n_inputs * PAIR_OUTPUTS * T::ELEMENT.bytes();
+        assert_eq!(pair.len(), wanted, "sixteen weights for each input");
     }
     dispatch!(
         isa,
@@ -48,18 +48,17 @@ fn of_element<const R: usize, const P: usize, T: Stored>(
 
 fn scalar<const R: usize, const P: usize>(
     element: Element,
-    pairs: [[&[u8]; 2]; P],
+    pairs: [&[u8]; P],
     rows: &[f32],
 ) -> RowBlock<R, P> {
     let n_inputs = rows.len() / R;
-    let unit_bytes = PANEL_OUTPUTS * element.bytes();
-    let mut products = [[[0.0_f32; 2 * PANEL_OUTPUTS]; P]; R];
+    let unit_bytes = PAIR_OUTPUTS * element.bytes();
+    let mut products = [[[0.0_f32; PAIR_OUTPUTS]; P]; R];
     for (p, pair) in pairs.iter().enumerate() {
         for i in 0..n_inputs {
-            let unit = i * unit_bytes..(i + 1) * unit_bytes;
-            for lane in 0..2 * PANEL_OUTPUTS {
-                let panel = &pair[lane / PANEL_OUTPUTS][unit.clone()];
-                let weight = float_at(element, panel, lane % PANEL_OUTPUTS);
+            let units = &pair[i * unit_bytes..(i + 1) * unit_bytes];
+            for lane in 0..PAIR_OUTPUTS {
+                let weight = float_at(element, units, lane);
                 for (r, products) in products.iter_mut().enumerate() {
                     let sum = &mut products[p][lane];
                     *sum = weight.mul_add(rows[r * n_inputs + i], *sum);

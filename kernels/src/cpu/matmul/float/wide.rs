@@ -1,19 +1,19 @@
 //! Sixteen lanes: both panels of a pair in one register.
 
 use super::super::RowBlock;
-use crate::cpu::wide::{Stored, Wide, WideKernel};
+use crate::cpu::wide::{Stored, Wide, WideKernel, sixteen};
 use std::marker::PhantomData;
 
 /// R rows times P pairs.
 pub(super) struct Pairs<'a, const R: usize, const P: usize, T> {
-    pairs: [[&'a [u8]; 2]; P],
+    pairs: [&'a [u8]; P],
     rows: &'a [f32],
     stored: PhantomData<T>,
 }
 
 impl<'a, const R: usize, const P: usize, T> Pairs<'a, R, P, T> {
     /// Lengths are those that `multiply` checks.
-    pub(super) fn new(pairs: [[&'a [u8]; 2]; P], rows: &'a [f32]) -> Self {
+    pub(super) fn new(pairs: [&'a [u8]; P], rows: &'a [f32]) -> Self {
         Self {
             pairs,
             rows,
@@ -28,15 +28,14 @@ impl<const R: usize, const P: usize, T: Stored> WideKernel for Pairs<'_, R, P, T
     #[inline(always)]
     fn run<W: Wide>(self, w: W) -> RowBlock<R, P> {
         let n_inputs = self.rows.len() / R;
-        let unit_bytes = 8 * T::ELEMENT.bytes();
+        let unit_bytes = 16 * T::ELEMENT.bytes();
         let mut sums = [[w.splat(0.0); P]; R];
         for i in 0..n_inputs {
             let mut weights = [w.splat(0.0); P];
-            // SAFETY: `multiply` checked that every panel has eight weights for each input, and that there are R rows.
+            // SAFETY: `multiply` checked that every pair has sixteen weights for each input, and that there are R rows.
             unsafe {
                 for (weights, pair) in weights.iter_mut().zip(&self.pairs) {
-                    let (low, high) = (pair[0].as_ptr(), pair[1].as_ptr());
-                    *weights = w.elements::<T>([low.add(i * unit_bytes), high.add(i * unit_bytes)]);
+                    *weights = sixteen::<W, T>(w, pair.as_ptr().add(i * unit_bytes));
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let x = w.splat(*self.rows.get_unchecked(r * n_inputs + i));

@@ -1,12 +1,13 @@
-//! Eight lanes: one panel.
+//! Eight lanes: one panel of a pair.
 //!
 //! Activations are signed bytes of at most 127 in magnitude. Levels are unsigned, so `maddubs` takes them as they are, and
 //! sums of a few steps fit 16 bits: eight of at most 2 * 15 * 127, four of 2 * 31 * 127, two of 2 * 63 * 127. Signed bytes go in as
 //! magnitudes with their sign moved to the activation; that way round is exact for -128 too, and one step (2 * 128 *
 //! 127) just fits.
 
+use super::super::RowBlock;
 use super::Rows;
-use crate::cpu::packed::{Body, GROUP_INPUTS, Grouped, Head, PANEL_OUTPUTS};
+use crate::cpu::packed::{Body, GROUP_INPUTS, Grouped, Head, PAIR_OUTPUTS, PANEL_OUTPUTS};
 use std::arch::x86_64::*;
 
 /// The activations of one group: those of row `r` start `r * stride` on.
@@ -233,51 +234,91 @@ unsafe fn bytes<const R: usize>(body: *const u8, x: Quants) -> [__m256i; R] {
     dots
 }
 
-/// The products of R rows with a panel. Lengths are those that `multiply` checks.
+/// The products of R rows with a pair of panels. Lengths are those that `multiply` checks. Few rows leave room for the sums of
+/// both panels, which are then read in one go.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn panel<const R: usize, L: Grouped>(
-    panel: &[u8],
+pub(super) fn pair<const R: usize, L: Grouped>(pair: &[u8], rows: &Rows<'_>) -> RowBlock<R, 1> {
+    if R <= 2 {
+        return stored(panels::<R, 2, L>(pair, 0, rows));
+    }
+    let [first] = panels::<R, 1, L>(pair, 0, rows);
+    let [second] = panels::<R, 1, L>(pair, 1, rows);
+    stored([first, second])
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn stored<const R: usize>(sums: [[__m256; R]; 2]) -> RowBlock<R, 1> {
+    let mut products = [[[0.0; PAIR_OUTPUTS]; 1]; R];
+    for (half, sums) in sums.iter().enumerate() {
+        for (sums, [products]) in sums.iter().zip(&mut products) {
+            // SAFETY: the array holds 16 floats.
+            unsafe { _mm256_storeu_ps(products.as_mut_ptr().add(half * PANEL_OUTPUTS), *sums) };
+        }
+    }
+    products
+}
+
+/// The sums of N panels of the pair from number `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn panels<const R: usize, const N: usize, L: Grouped>(
+    pair: &[u8],
+    first: usize,
     rows: &Rows<'_>,
-) -> [[f32; PANEL_OUTPUTS]; R] {
+) -> [[__m256; R]; N] {
     let layout = L::LAYOUT;
-    let mut sums = [_mm256_setzero_ps(); R];
+    assert!(first + N <= 2, "a pair has two panels");
+    let mut all_sums = [[_mm256_setzero_ps(); R]; N];
     for g in 0..rows.n_groups {
         let (unit, within) = (g / layout.unit_groups(), g % layout.unit_groups());
-        // SAFETY: `multiply` checked that the panel has `n_groups` groups and each of R rows as many.
-        unsafe {
-            let unit = panel.as_ptr().add(unit * layout.unit_bytes());
-            let group = unit.add(layout.unit_head() + within * layout.group_bytes());
-            let body = group.add(layout.group_head());
-            let (scales, min) = head::<L>(unit, group);
-            let x = Quants {
-                at: rows.quants.as_ptr().add(g * GROUP_INPUTS),
-                stride: rows.n_groups * GROUP_INPUTS,
-            };
-            if layout.has_halves() {
-                for (half, scale) in scales.into_iter().enumerate() {
-                    add::<R, L>(
-                        &mut sums,
-                        sixes::<R>(body, half, x),
-                        [scale, min],
-                        (rows, g, half),
-                    );
-                }
-            } else {
-                let dots = match layout.body {
-                    Body::Nibbles => nibbles::<R>(body, x),
-                    Body::Fives => fives::<R>(body, x),
-                    Body::Sixes | Body::Bytes => bytes::<R>(body, x),
-                };
-                add::<R, L>(&mut sums, dots, [scales[0], min], (rows, g, 0));
+        for (panel, sums) in all_sums.iter_mut().enumerate() {
+            // SAFETY: `multiply` checked that both panels have `n_groups` groups and each of R rows as many.
+            unsafe {
+                let unit = (2 * unit + first + panel) * layout.unit_bytes();
+                add_group::<R, L>(sums, pair.as_ptr().add(unit), within, (rows, g));
             }
         }
     }
-    let mut products = [[0.0; PANEL_OUTPUTS]; R];
-    for (sums, products) in sums.iter().zip(&mut products) {
-        // SAFETY: the array holds 8 floats.
-        unsafe { _mm256_storeu_ps(products.as_mut_ptr(), *sums) };
+    all_sums
+}
+
+/// Adds group `within` of a unit to the sums of all rows.
+///
+/// # Safety
+/// The unit exists, and so does group `g` of every row.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_group<const R: usize, L: Grouped>(
+    sums: &mut [__m256; R],
+    unit: *const u8,
+    within: usize,
+    (rows, g): (&Rows<'_>, usize),
+) {
+    let layout = L::LAYOUT;
+    // SAFETY: the caller's promise; all reads stay within the unit and within group `g`.
+    unsafe {
+        let group = unit.add(layout.unit_head() + within * layout.group_bytes());
+        let body = group.add(layout.group_head());
+        let (scales, min) = head::<L>(unit, group);
+        let x = Quants {
+            at: rows.quants.as_ptr().add(g * GROUP_INPUTS),
+            stride: rows.n_groups * GROUP_INPUTS,
+        };
+        if layout.has_halves() {
+            for (half, scale) in scales.into_iter().enumerate() {
+                let dots = sixes::<R>(body, half, x);
+                add::<R, L>(sums, dots, [scale, min], (rows, g, half));
+            }
+        } else {
+            let dots = match layout.body {
+                Body::Nibbles => nibbles::<R>(body, x),
+                Body::Fives => fives::<R>(body, x),
+                Body::Sixes | Body::Bytes => bytes::<R>(body, x),
+            };
+            add::<R, L>(sums, dots, [scales[0], min], (rows, g, 0));
+        }
     }
-    products
 }
 
 /// Adds the dot products of a group, or of half of it, to the sums of all rows.

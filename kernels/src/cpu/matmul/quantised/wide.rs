@@ -12,16 +12,16 @@ use std::marker::PhantomData;
 
 /// R rows times a pair of panels.
 pub(super) struct Pair<'a, const R: usize, L> {
-    panels: [&'a [u8]; 2],
+    pair: &'a [u8],
     rows: &'a Rows<'a>,
     layout: PhantomData<L>,
 }
 
 impl<'a, const R: usize, L> Pair<'a, R, L> {
     /// Lengths are those that `multiply` checks.
-    pub(super) fn new(panels: [&'a [u8]; 2], rows: &'a Rows<'a>) -> Self {
+    pub(super) fn new(pair: &'a [u8], rows: &'a Rows<'a>) -> Self {
         Self {
-            panels,
+            pair,
             rows,
             layout: PhantomData,
         }
@@ -164,11 +164,11 @@ impl<const R: usize, L: Grouped> WideKernel for Pair<'_, R, L> {
         let mut sums = [w.splat(0.0); R];
         for g in 0..rows.n_groups {
             let (unit, within) = (g / layout.unit_groups(), g % layout.unit_groups());
-            // SAFETY: `multiply` checked that the panels have `n_groups` groups and that there are R rows with the quants, scales
+            // SAFETY: `multiply` checked that both panels have `n_groups` groups and that there are R rows with the quants, scales
             // and sums of as many; all reads stay within group `g`.
             unsafe {
-                let panels = [self.panels[0].as_ptr(), self.panels[1].as_ptr()];
-                let group = group::<W, L>(w, on(panels, unit * layout.unit_bytes()), within);
+                let first = self.pair.as_ptr().add(2 * unit * layout.unit_bytes());
+                let group = group::<W, L>(w, [first, first.add(layout.unit_bytes())], within);
                 for (r, total) in sums.iter_mut().enumerate() {
                     let at = r * rows.n_groups + g;
                     let x = rows.quants.as_ptr().add(at * GROUP_INPUTS);
