@@ -329,7 +329,8 @@ fn requests_that_are_being_read_are_bounded() {
             waiting.spawn(async move { door.post_bytes("/v1/completions", body, &[]).await });
         }
         // All but one wait; that one is told.
-        let refused = waiting.join_next().await.expect("one").expect("no panic");
+        let first = tokio::time::timeout(Duration::from_secs(20), waiting.join_next()).await;
+        let refused = first.expect("one is told").expect("one").expect("no panic");
         assert_eq!(
             refused.error(),
             (429, "overloaded".to_owned(), String::new())
