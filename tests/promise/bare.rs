@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tidemill_core::{BlockIdx, KvDtype, LogprobSpec};
 use tidemill_engine::executor::cpu::CpuExecutor;
 use tidemill_engine::executor::{
-    Executor, GivenTokens, NoProgress, PromptLogprob, PromptLogprobSpec, SampleSpec, SequenceId, StepItem,
-    StepItemOutput, StepPlan,
+    Executor, GivenTokens, NoProgress, PromptLogprob, PromptLogprobSpec, SampleSpec, SequenceId,
+    StepItem, StepItemOutput, StepPlan,
 };
 use tidemill_engine::model::Model;
 use tidemill_kernels::memory::KvArena;
