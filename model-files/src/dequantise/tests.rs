@@ -73,10 +73,13 @@ fn q5_takes_bit_i_of_the_word_for_element_i() {
     assert_eq!(row(WeightType::Q5_1, &bytes, 32), expected);
 }
 
-/// What the `gguf` Python package makes of the same bytes: some elements, and the sum of all.
+/// A type, the halves that are put into counting bytes, some elements, and the sum of all.
+type SuperBlock = (WeightType, &'static [(usize, f32)], [(usize, f32); 6], f64);
+
+/// What the `gguf` Python package makes of the same bytes.
 #[test]
 fn super_blocks_mean_what_others_read_in_them() {
-    let wanted: [(WeightType, &[(usize, f32)], [(usize, f32); 6], f64); 3] = [
+    let wanted: [SuperBlock; 3] = [
         (
             WeightType::Q4K,
             &[(0, 1.0), (2, 0.5)],
