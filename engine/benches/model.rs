@@ -210,7 +210,7 @@ fn measure(model: &Arc<Model>, n_threads: usize, row: Row) -> Result<(f64, f64)>
         let (seconds, n_tokens) = bench.run(row)?;
         best = best.max(n_tokens as f64 / seconds);
     }
-    let position_bytes = model.facts(KvDtype::F16).layout.block_bytes() as usize / BLOCK_TOKENS;
+    let position_bytes = model.facts(KvDtype::F16).layout.block_bytes() / BLOCK_TOKENS;
     let kv_bytes = match row {
         Row::Prefill { .. } => 0,
         Row::Decode { n_streams, context } => n_streams as usize * context * position_bytes,
