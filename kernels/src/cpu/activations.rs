@@ -139,6 +139,26 @@ impl Activations {
         });
     }
 
+    /// [`Self::fill_rows`] for a gate: rows of `input` hold `n` gate values, then `n` up values, and
+    /// `fill(gate, up, values)` makes a row of `n` out of them.
+    pub(crate) fn fill_gated(
+        &mut self,
+        isa: Isa,
+        team: &mut Team,
+        (input, n): (&[f32], usize),
+        fill: impl Fn(&[f32], &[f32], &mut [f32]) + Sync,
+    ) {
+        assert!(
+            n > 0 && input.len().is_multiple_of(2 * n),
+            "whole rows of gate and up"
+        );
+        self.resize(input.len() / (2 * n), n);
+        self.fill_rows(isa, team, &|row, values| {
+            let (gate, up) = input[row * 2 * n..(row + 1) * 2 * n].split_at(n);
+            fill(gate, up, values);
+        });
+    }
+
     /// Makes the int8 form of all rows, where one is kept.
     pub fn quantise(&mut self, isa: Isa) {
         if !self.quantised {

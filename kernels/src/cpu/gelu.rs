@@ -20,13 +20,7 @@ const CUBIC: f32 = 0.071_354_814;
 /// # Panics
 /// When `input` is not whole rows.
 pub fn gelu_mul(isa: Isa, team: &mut Team, input: &[f32], n: usize, output: &mut Activations) {
-    assert!(
-        n > 0 && input.len().is_multiple_of(2 * n),
-        "whole rows of gate and up"
-    );
-    output.resize(input.len() / (2 * n), n);
-    output.fill_rows(isa, team, &|row, target| {
-        let (gate, up) = input[row * 2 * n..(row + 1) * 2 * n].split_at(n);
+    output.fill_gated(isa, team, (input, n), |gate, up, target| {
         dispatch!(isa, scalar(gate, up, target), avx2::gate(gate, up, target));
     });
 }
