@@ -14,6 +14,7 @@ use self::stall::StallGuard;
 use axum::Router;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -204,14 +205,7 @@ async fn serve_http1(
             TokioIo::new(StallGuard::new(stream, limits.stall_time_max)),
             TowerToHyperService::new(routes),
         );
-    let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        served = connection.as_mut() => served,
-        () = shutdown.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    }
+    until(connection, shutdown).await
 }
 
 async fn serve_http2(
@@ -233,6 +227,14 @@ async fn serve_http2(
             TokioIo::new(StallGuard::new(stream, limits.stall_time_max)),
             TowerToHyperService::new(routes),
         );
+    until(connection, shutdown).await
+}
+
+/// Serves a connection to its end; from `shutdown` on it takes no new request.
+async fn until<C: GracefulConnection>(
+    connection: C,
+    shutdown: CancellationToken,
+) -> Result<(), C::Error> {
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         served = connection.as_mut() => served,

@@ -57,14 +57,13 @@ pub(super) fn plan(args: &BenchArgs) -> Result<Vec<Arrival>> {
         _ if lines.iter().any(|line| line.at.is_none()) => due_times(args, lines.len()),
         rate => recorded_times(&lines, rate),
     };
-    let scale = |tokens: u32| scaled(tokens, args.length_scale);
     let arrivals = lines.iter().zip(times).enumerate();
     arrivals
         .map(|(idx, (line, at))| {
             Ok(Arrival {
                 at,
                 prompt: segments(args, idx, line)?,
-                output_tokens: scale(line.output_tokens)?,
+                output_tokens: scaled(line.output_tokens, args.length_scale)?,
             })
         })
         .collect()
